@@ -38,7 +38,7 @@ from arm_backend_core.nodes import (
     set_refusal_reason,
     source_location,
 )
-from arm_backend_core.ops.operands import dtype_of
+from arm_backend_core.ops.operands import to_tosa_dtype
 from arm_backend_core.permutation import Layout
 from arm_backend_core.program import (
     avoid_builtin_names,
@@ -314,7 +314,7 @@ def _make_reference_executor(
 #: torch dtypes that NumPy lacks -> the integer dtype that carries their bits.
 _BITCAST_DTYPES = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
 #: TOSA dtype of each of these torch dtypes -> the torch dtype.
-_TORCH_DTYPES = {dtype_of(dtype): dtype for dtype in _BITCAST_DTYPES}
+_TORCH_DTYPES = {to_tosa_dtype(dtype): dtype for dtype in _BITCAST_DTYPES}
 
 
 def _to_array(tensor: torch.Tensor, dtype: DType) -> np.ndarray[Any, Any]:

@@ -31,7 +31,7 @@ from torch.fx import GraphModule, Node, map_arg
 from torch.fx.passes.infra.pass_base import PassResult
 from torch.utils import _pytree as pytree
 
-from arm_backend_core.aten.int64_range_analysis import Intervals
+from arm_backend_core.aten.int64_range_analysis import IntervalAnalysis
 from arm_backend_core.graph_edits import eliminate_dead_code
 from arm_backend_core.nodes import overload_of
 from arm_backend_core.ops.intervals import INT32
@@ -137,7 +137,7 @@ class ConvertInt64OutputOpsToInt32Pass(_GraphModulePass):
     def _narrow_index_consumers(self, module: GraphModule, source: Node) -> set[Node]:
         """Compute the consumers of indices in int32 where the values fit. Returns the changed nodes."""
         constants = _scalar_constants(module)
-        intervals = Intervals(constants)
+        intervals = IntervalAnalysis(constants)
         if not intervals.fits_int32(source):
             message = f"{source.name} may give indices that int32 cannot hold: it searches more than 2**31 - 1 elements"
             if self._on_overflow == "raise":
@@ -182,7 +182,7 @@ class InsertInt32CastsAfterInt64PlaceholdersPass(_GraphModulePass):
 
 
 def _find_int32_candidates(
-    source: Node, constants: dict[Node, Tensor], intervals: Intervals
+    source: Node, constants: dict[Node, Tensor], intervals: IntervalAnalysis
 ) -> tuple[dict[Node, None], set[Node]]:
     """Find int64 nodes that are computed from ``source`` and fit int32, and the consumers that can read int32."""
     int64_nodes, consumers = {source: None}, set()

@@ -29,16 +29,16 @@ from arm_backend_core.alternatives.unconditional import apply_unconditional
 from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph
-from arm_backend_core.tosa.passes.pipeline import Pass, check, finish
+from arm_backend_core.tosa.passes.pipeline import Pass, assert_serializable, run_last_passes
 from arm_backend_core.tosa.serialize import serialize
 
 #: All alternatives in the order of their application. An alternative may rewrite the result of an earlier one.
 ALTERNATIVES = (
     *(
-        factorized_pools.CASCADED_POOLS,
+        factorized_pools.FACTORIZED_POOLS,
         transposed_convolution.SUB_PIXEL_CONVOLUTION,
         strided_slices.STRIDED_SLICES,
-        short_axis_concat.NARROW_CONCAT,
+        short_axis_concat.SHORT_AXIS_CONCAT,
         channel_permutation.CHANNEL_PERMUTATION,
         dilation.FOLDED_DILATION,
     ),
@@ -55,12 +55,12 @@ ALTERNATIVES = (
         pixel_shuffle.PIXEL_SHUFFLE_BY_IDENTITY,
         space_to_depth_folding.SPACE_TO_DEPTH,
         channels_as_taps.CHANNELS_AS_TAPS,
-        pixels_as_channels.PIXEL_PAIRS,
+        pixels_as_channels.PIXELS_AS_CHANNELS,
         pad_channels.PAD_CHANNELS,
         pad_channels.PAD_SLOW_CHANNELS,
         packed_channels.PACKED_CHANNELS,
         pixel_rows.PIXEL_ROWS,
-        concat_copies.COPIED_OPERANDS,
+        concat_copies.CONCAT_COPIES,
     ),
 )
 
@@ -90,7 +90,7 @@ def make_alternatives_pass(spec: ArmCompileSpec) -> Pass:
 def choose_deferred(data: bytes, spec: EthosUCompileSpec) -> bytes:
     """Choose alternatives for a graph that ``DeferredTuningSpec`` has pickled; return the TOSA flatbuffer."""
     graph = unpickle_graph(data)
-    for step in (make_alternatives_pass(spec), finish, check):
+    for step in (make_alternatives_pass(spec), run_last_passes, assert_serializable):
         step(graph, spec.target)
     return serialize(graph)
 
@@ -100,13 +100,13 @@ def describe_choices(choices: list[Choice]) -> str:
 
     An alternative may take more cycles if it saves SRAM (``PACKED_CHANNELS``) or bytes of weights (the others).
     """
-    faster, smaller = ([c for c in choices if (c.cycles < 0) == costs_cycles] for costs_cycles in (False, True))
+    faster, smaller = ([c for c in choices if (c.saved_cycles < 0) == costs_cycles] for costs_cycles in (False, True))
     texts = []
     if faster:
-        cycles = sum(choice.cycles for choice in faster)
+        cycles = sum(choice.saved_cycles for choice in faster)
         texts.append(f"bit-equal alternatives save {cycles:,} cycles by Vela's estimate: {_list_choices(faster)}")
     if smaller:
-        cycles = -sum(choice.cycles for choice in smaller)
+        cycles = -sum(choice.saved_cycles for choice in smaller)
         texts.append(f"bit-equal alternatives save memory for {cycles:,} more cycles: {_list_choices(smaller)}")
     return "; ".join(texts)
 

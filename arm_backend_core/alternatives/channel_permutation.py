@@ -7,7 +7,7 @@ import numpy as np
 from arm_backend_core.alternatives.choose import Alternative, Region, collect_neighbors
 from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.graph import Op, Value, constant, prod
-from arm_backend_core.tosa.operators import SELECTIONS, Array
+from arm_backend_core.tosa.operators import INJECTIVE_MOVEMENT, Array
 from arm_backend_core.tosa.passes.element_order import source_indices
 from arm_backend_core.tosa.passes.rewrite import Rewriter, trace_back
 from arm_backend_core.tosa.passes.space_to_depth import emit_identity_convolution
@@ -52,7 +52,7 @@ def _match_selection(value: Value) -> tuple[Value, Array] | None:
         the source, and the source channel of each channel of ``value``. None if pixels have different channel
         selections, or if the data movement has no effect.
     """
-    x, steps = trace_back(value, lambda step: step.kind in SELECTIONS)
+    x, steps = trace_back(value, lambda step: step.kind in INJECTIVE_MOVEMENT)
     if not steps or x.dtype is not DType.INT8 or x.size > _MAX_ELEMENTS or x.rank < 2:
         return None
     pixels, channels = prod(x.shape[:-1]), x.shape[-1]
@@ -79,7 +79,7 @@ def _match_region(op: Op, rewriter: Rewriter) -> Region | None:
     is_candidate = op.kind == "TRANSPOSE" or (op.output.shape[-1] == 1 and op.inputs[0].shape[-1] > 1)
     if not is_candidate or _match_selection(op.output) is None:
         return None
-    ops = collect_neighbors(op, rewriter, SELECTIONS, ())
+    ops = collect_neighbors(op, rewriter, INJECTIVE_MOVEMENT, ())
     ends: list[Op] = []  # data movement that is unread, or that operators outside of the region read
     conv_inputs: list[Op] = []  # data movement that convolutions read
     all_convs: list[Op] = []
@@ -87,7 +87,9 @@ def _match_region(op: Op, rewriter: Rewriter) -> Region | None:
     for step in pending:  # the loop appends to ``pending``
         readers = rewriter.users(step.output) or []
         moves = [
-            reader for reader in readers if reader.kind in SELECTIONS and _match_selection(reader.output) is not None
+            reader
+            for reader in readers
+            if reader.kind in INJECTIVE_MOVEMENT and _match_selection(reader.output) is not None
         ]
         convs = [reader for reader in readers if reader.kind == "CONV2D" and reader.inputs[0] is step.output]
         pending += moves

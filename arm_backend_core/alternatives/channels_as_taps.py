@@ -22,7 +22,7 @@ _TAPS = 2
 _MIN_PIXELS = 64
 
 
-def split_channels(op: Op, rewriter: Rewriter) -> Value | None:
+def fold_channels_into_kernel(op: Op, rewriter: Rewriter) -> Value | None:
     """Rewrite a 1x1 CONV2D with its epilogue to a 1x2 kernel with stride 2 on half of the channels.
 
     Bit-exact: in NHWC, the channels of a pixel are those of two neighbouring pixels with half of the channels, so that
@@ -64,5 +64,5 @@ def _match_few_channels(op: Op, rewriter: Rewriter) -> Region | None:
 
 
 CHANNELS_AS_TAPS = Alternative(
-    "1x1 convolutions with channels as kernel elements", ("CONV2D",), split_channels, _match_few_channels
+    "1x1 convolutions with channels as kernel elements", ("CONV2D",), fold_channels_into_kernel, _match_few_channels
 )

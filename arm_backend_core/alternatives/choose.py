@@ -15,7 +15,7 @@ from arm_backend_core.errors import compiler_fault
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Op, Value, extract_subgraph
 from arm_backend_core.tosa.passes.cse import eliminate_common_subexpressions
-from arm_backend_core.tosa.passes.pipeline import finish
+from arm_backend_core.tosa.passes.pipeline import run_last_passes
 from arm_backend_core.tosa.passes.rewrite import Rewriter, RewriteRule, apply_once
 from arm_backend_core.tosa.passes.rewrite_tracing import is_rewrite_traced, trace_rule
 
@@ -60,12 +60,12 @@ class Choice(NamedTuple):
     Attributes:
         name: its name.
         occurrences: number of rewritten operators.
-        cycles: cycles that it saves by Vela's estimate; negative if it costs cycles.
+        saved_cycles: cycles that it saves by Vela's estimate; negative if it costs cycles.
     """
 
     name: str
     occurrences: int
-    cycles: int
+    saved_cycles: int
 
 
 def collect_neighbors(op: Op, rewriter: Rewriter, before: Collection[str], after: Collection[str]) -> list[Op]:
@@ -140,7 +140,7 @@ def _find_cheaper(
     graphs = [subgraph for trial in trials.values() for _, subgraph in trial if len(trial) > 1]
     for subgraph in graphs:
         apply_unconditional(subgraph, target)
-        finish(subgraph, target)
+        run_last_passes(subgraph, target)
     costs = dict(zip(graphs, estimate(graphs), strict=True))
     chosen, saved = set[Op](), 0
     for structure, trial in trials.items():

@@ -54,4 +54,4 @@ def _match_concat(op: Op, rewriter: Rewriter) -> Region | None:
     return Region(dict.fromkeys([*sources, *writers, *epilogues]), ((op,),))
 
 
-COPIED_OPERANDS = Alternative("concatenated operands copied by products", ("CONCAT",), copy_operands, _match_concat)
+CONCAT_COPIES = Alternative("concatenated operands copied by products", ("CONCAT",), copy_operands, _match_concat)

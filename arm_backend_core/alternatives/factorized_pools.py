@@ -1,4 +1,4 @@
-"""Cascaded max pooling: replace a max pooling with a large window by a chain of poolings with small windows.
+"""Factorized max pooling: replace a max pooling with a large window by a chain of poolings with small windows.
 
 An SPP block (spatial pyramid pooling) with windows of 5, 9 and 13 on U55-128: 98,244 instead of 892,188 cycles.
 """
@@ -17,8 +17,8 @@ from arm_backend_core.tosa.passes.rewrite import Rewriter
 _MAX_WINDOW = 5
 
 
-def cascade_pool(op: Op, rewriter: Rewriter) -> Value | None:
-    """Split a MAX_POOL2D with stride 1 into stages, alternately of at most five rows and of at most five columns.
+def factorize_pool(op: Op, rewriter: Rewriter) -> Value | None:
+    """Factorize a MAX_POOL2D with stride 1 into stages, alternately of at most five rows and of at most five columns.
 
     Bit-exact: the maximum over an interval is the maximum of the maxima over intervals that cover it. A window of k
     elements followed by a window of m elements covers k + m - 1 elements. The padding is distributed over the stages.
@@ -53,9 +53,9 @@ def _split_window(size: int, before: int, after: int) -> Iterator[tuple[int, int
 
 
 def _match_siblings(op: Op, rewriter: Rewriter) -> Region:
-    """Match all poolings of one tensor, because their cascades share first stages."""
+    """Match all poolings of one tensor, because their chains share first stages."""
     readers = [reader for reader in rewriter.users(op.inputs[0]) or [op] if reader.kind == op.kind]
     return Region(readers, (readers,))
 
 
-CASCADED_POOLS = Alternative("cascaded max pools", ("MAX_POOL2D",), cascade_pool, _match_siblings)
+FACTORIZED_POOLS = Alternative("factorized max pools", ("MAX_POOL2D",), factorize_pool, _match_siblings)

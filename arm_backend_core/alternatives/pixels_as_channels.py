@@ -73,4 +73,6 @@ def _match_few_channels(op: Op, rewriter: Rewriter) -> Region | None:
     return Region([*steps, *other_readers, *result_readers], ((steps[-1],),)) if len(steps) > 1 else None
 
 
-PIXEL_PAIRS = Alternative("1x1 convolutions of two pixels at once", ("CONV2D",), pair_pixels, _match_few_channels)
+PIXELS_AS_CHANNELS = Alternative(
+    "1x1 convolutions of two pixels at once", ("CONV2D",), pair_pixels, _match_few_channels
+)

@@ -23,7 +23,7 @@ def transpose_concat(op: Op, rewriter: Rewriter) -> Value | None:
     takes 1/4 cycle for each element. Two values [8192, 1] (int8) on U85-256: 131,274 cycles by CONCAT, and 22,016 by
     CONCAT and TRANSPOSE.
     """
-    if not _is_narrow(op):
+    if not _has_short_last_axis(op):
         return None
     b, (*_, length) = rewriter.builder, op.inputs[0].shape
     rows = prod(op.output.shape[:-1])
@@ -32,7 +32,7 @@ def transpose_concat(op: Op, rewriter: Rewriter) -> Value | None:
     return b.reshape(emit_lowered_transpose(parts, (1, 0, 2), rewriter), op.output.shape)
 
 
-def _is_narrow(op: Op) -> bool:
+def _has_short_last_axis(op: Op) -> bool:
     """Whether ``op`` concatenates parts of one shape along a short last dimension."""
     shape = op.output.shape
     is_last = op.attrs["axis"] == len(shape) - 1 and shape[-1] <= _MAX_LENGTH
@@ -41,11 +41,13 @@ def _is_narrow(op: Op) -> bool:
 
 def _match_concat(op: Op, rewriter: Rewriter) -> Region | None:
     """Match the CONCAT with its producers, which may write into its result."""
-    if not _is_narrow(op):
+    if not _has_short_last_axis(op):
         return None
     movement = collect_neighbors(op, rewriter, ("RESHAPE", "SLICE"), ("RESHAPE",))
     producers = [x.producer for member in movement[:1] for x in member.inputs if x.producer is not None]
     return Region(dict.fromkeys([*movement, *producers]), ((op,),))
 
 
-NARROW_CONCAT = Alternative("concatenations along a short last dimension", ("CONCAT",), transpose_concat, _match_concat)
+SHORT_AXIS_CONCAT = Alternative(
+    "concatenations along a short last dimension", ("CONCAT",), transpose_concat, _match_concat
+)

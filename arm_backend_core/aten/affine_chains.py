@@ -48,7 +48,7 @@ class _Step(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Chain:
+class AffineChain:
     """A sequence of operators in which each is the only reader of the one before it.
 
     Attributes:
@@ -57,7 +57,7 @@ class Chain:
         axis: dimension of the channels.
         affine: the function of the chain.
         divides: whether it divides by a constant with an element for each channel.
-        is_trained: whether a parameter is among its constants.
+        has_parameter: whether a parameter is among its constants.
     """
 
     source: Node
@@ -65,7 +65,7 @@ class Chain:
     axis: int
     affine: ChannelAffine
     divides: bool
-    is_trained: bool
+    has_parameter: bool
 
     @property
     def last(self) -> Node:
@@ -73,7 +73,7 @@ class Chain:
         return self.nodes[-1]
 
 
-def find_chains(graph: Graph, constants: Constants, axis: int) -> list[Chain]:
+def find_affine_chains(graph: Graph, constants: Constants, axis: int) -> list[AffineChain]:
     """Find the maximal chains in which a constant has an element for each channel of dimension ``axis``."""
     matches = {node: _match_step(node, constants, axis) for node in graph.nodes}
     steps = {node: step for node, step in matches.items() if step is not None}
@@ -94,7 +94,7 @@ def _is_inner(node: Node) -> bool:
     return len(node.users) == 1 and FEEDS_DROPOUT not in node.meta
 
 
-def _make_chain(nodes: list[Node], steps: dict[Node, _Step], constants: Constants, axis: int) -> Chain:
+def _make_chain(nodes: list[Node], steps: dict[Node, _Step], constants: Constants, axis: int) -> AffineChain:
     gain: Coefficient = 1.0
     offset: Coefficient | None = None
     for node in nodes:
@@ -109,7 +109,7 @@ def _make_chain(nodes: list[Node], steps: dict[Node, _Step], constants: Constant
         _per_channel(gain, channels) if has_gain else None, None if offset is None else _per_channel(offset, channels)
     )
     divides = any(steps[node].divides and steps[node].has_channels for node in nodes)
-    return Chain(source, tuple(nodes), axis, affine, divides, any(map(constants.is_trained, operands)))
+    return AffineChain(source, tuple(nodes), axis, affine, divides, any(map(constants.depends_on_parameter, operands)))
 
 
 def _per_channel(value: Coefficient, channels: int) -> Tensor:

@@ -22,7 +22,7 @@ from arm_backend_core.aten.fourier import STFT_DECOMPOSITIONS, ComplexAsReal
 from arm_backend_core.nodes import is_complex, is_composite_implicit, is_float, overload_of
 from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.composites import replace_zero_by_one
-from arm_backend_core.ops.registry import Kind
+from arm_backend_core.ops.registry import AnnotationKind
 from arm_backend_core.scalar_kind import ScalarKind, kind_of
 
 aten = torch.ops.aten
@@ -66,9 +66,9 @@ def decompose_complex(node: Node, call: Callable[..., Any], constants: Container
         result = rule(*args, **kwargs)
         return torch.view_as_complex(result.data.contiguous()) if isinstance(result, ComplexAsReal) else result
 
-    # ``call`` does not decompose the operator in its first argument again. A rule in ``RULES`` may emit the same
-    # operator on real numbers, which must be decomposed, so that the first argument is then the rule.
-    is_generic_rule = node.target not in RULES
+    # ``call`` does not decompose the operator in its first argument again. A rule in ``COMPLEX_DECOMPOSITIONS`` may
+    # emit the same operator on real numbers, which must be decomposed, so that the first argument is then the rule.
+    is_generic_rule = node.target not in COMPLEX_DECOMPOSITIONS
     result: Node = call(
         node.target if is_generic_rule else rule, decomposition, *(real_views.get(x, x) for x in sources)
     )
@@ -78,12 +78,12 @@ def decompose_complex(node: Node, call: Callable[..., Any], constants: Container
 def _find_rule(node: Node) -> Callable[..., Any] | None:
     overload = overload_of(node.target)
     assert overload is not None
-    if overload in RULES:
-        return RULES[overload]
+    if overload in COMPLEX_DECOMPOSITIONS:
+        return COMPLEX_DECOMPOSITIONS[overload]
     record = find_record(node)
     # Integer and boolean operands (indices, masks) apply to both parts.
     has_float_operand = any(map(is_float, node.all_input_nodes))
-    if record is not None and record.kind is Kind.SHARED and is_complex(node) and not has_float_operand:
+    if record is not None and record.kind is AnnotationKind.SHARED and is_complex(node) and not has_float_operand:
         return lambda *args, **kwargs: ComplexAsReal.from_parts(
             *(overload(*_select_part(args, i), **kwargs) for i in (0, 1))
         )
@@ -260,7 +260,7 @@ def _sign(z: ComplexAsReal) -> ComplexAsReal:
     return _product(z, 1 / replace_zero_by_one(magnitude))
 
 
-RULES: dict[Any, Callable[..., Any]] = {
+COMPLEX_DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.complex.default: ComplexAsReal.from_parts,
     aten.polar.default: _polar,
     aten.view_as_real.default: lambda z: z.data.clone(),

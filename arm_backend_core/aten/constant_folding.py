@@ -15,7 +15,7 @@ from torch.fx import Graph, GraphModule, Node
 from arm_backend_core.graph_edits import add_buffer_node, eliminate_dead_code
 from arm_backend_core.nodes import PARAMETER, constant_nodes, evaluate_node, is_written, modules_of
 from arm_backend_core.ops.catalog import find_record
-from arm_backend_core.ops.registry import Kind
+from arm_backend_core.ops.registry import AnnotationKind
 from arm_backend_core.program import constants_of, drop_assertions, eliminate_dead_constants
 
 
@@ -69,7 +69,7 @@ class Constants:
         is_aligned = [1] * (rank - len(size)) + list(size) == expected
         return self.value(node).reshape(-1).contiguous() if is_aligned else None
 
-    def is_trained(self, node: Node) -> bool:
+    def depends_on_parameter(self, node: Node) -> bool:
         """Whether a parameter is among the attributes that ``node`` is computed from."""
         nodes = [node]
         for source in nodes:  # the loop appends to ``nodes``
@@ -91,7 +91,7 @@ def fold_constant_weights(module: GraphModule) -> None:
         source.replace_all_uses_with(folded)
 
 
-def fold_computed_parameters(program: ExportedProgram) -> None:
+def fold_constant_weights_of_program(program: ExportedProgram) -> None:
     """Fold weights and biases that the program computes from parameters into parameters of the program.
 
     ``torch.nn.utils.prune`` multiplies a weight by its mask in each call until ``prune.remove``. Quantization
@@ -132,7 +132,7 @@ def _find_foldable_weights(graph: Graph, constants: Constants) -> dict[Node, str
     sources: dict[Node, str] = {}
     for node in graph.nodes:
         record = find_record(node)
-        if record is None or record.kind is not Kind.CONV:
+        if record is None or record.kind is not AnnotationKind.CONV:
             continue
         for position, role in ((record.weight, "weight"), (record.bias, "bias")):
             source: Any = node.args[position] if position < len(node.args) else None

@@ -22,10 +22,9 @@ from torch.fx import GraphModule, Node
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from arm_backend_core.aten import complex_numbers
-from arm_backend_core.aten.decomposition_rules import decomposition_rule, has_cpu_kernel, is_composite, is_lowerable
+from arm_backend_core.aten import complex_numbers, decomposition_rules
 from arm_backend_core.aten.functionalize import functionalize
-from arm_backend_core.aten.magnitudes import square_magnitudes
+from arm_backend_core.aten.magnitudes import simplify_squared_magnitudes
 from arm_backend_core.errors import InternalError, ModelError, Unsupported, compiler_fault
 from arm_backend_core.graph_edits import add_buffer, eliminate_dead_code, replace_node
 from arm_backend_core.nodes import (
@@ -37,14 +36,14 @@ from arm_backend_core.nodes import (
     is_constant,
     mutates,
 )
-from arm_backend_core.ops.catalog import find_composite, records
+from arm_backend_core.ops.catalog import aten_records, find_composite
 from arm_backend_core.ops.composites.movement import READS_BEYOND_VIEW
 
 aten = torch.ops.aten
 
 
 def decompose(module: GraphModule, constants: Iterable[Node] = (), *, quantized: bool = False) -> bool:
-    """Replace the operators that ``is_composite`` selects by their decompositions.
+    """Replace the operators that ``needs_decomposition`` selects by their decompositions.
 
     An operator stays if it has no decomposition, if the decomposition refuses it, or if its CPU kernel is kept.
 
@@ -63,7 +62,7 @@ def decompose(module: GraphModule, constants: Iterable[Node] = (), *, quantized:
         record = find_composite(node)
         if record is not None and record.reads_storage_offset and not _value(module, node.args[0]).is_contiguous():
             raise ModelError(f"{describe_node(node)} cannot be exported: {READS_BEYOND_VIEW}")
-    rewritten = square_magnitudes(module)
+    rewritten = simplify_squared_magnitudes(module)
     return _Decomposer(quantized).run(module, set(constants)) or rewritten
 
 
@@ -109,7 +108,7 @@ class _Decomposer:
             if is_known_constant and not complex_numbers.involves_complex(node):
                 constants.add(node)
             elif (
-                is_composite(node, constants)
+                decomposition_rules.needs_decomposition(node, constants)
                 and node.target not in self.in_progress
                 and self._replace(module, node, constants)
             ):
@@ -149,7 +148,7 @@ class _Decomposer:
         record = find_composite(node)
         if record is not None and record.emits_nodes:
             return record.decompose(writer, *node.args, **node.kwargs)
-        rule = decomposition_rule(node, writer.constants, quantized=self.quantized)
+        rule = decomposition_rules.find_decomposition(node, writer.constants, quantized=self.quantized)
         if rule is None:
             return None
         sources = list(node.all_input_nodes)
@@ -164,7 +163,8 @@ class _Decomposer:
         if record is not None and record.reads_storage_offset:
             signature += str([_value(writer.module, source).storage_offset() for source in sources])
         fragment = self.get_fragment(writer.module, (node.target, signature), call, sources, writer.constants)
-        if fragment is None or (has_cpu_kernel(node) and not fragment.is_lowerable):
+        is_from_pytorch = decomposition_rules.uses_pytorch_decomposition(node)
+        if fragment is None or (is_from_pytorch and not fragment.is_lowerable):
             return None
         if not fragment.covers_used_results(node):
             raise Unsupported(
@@ -220,12 +220,11 @@ class _Decomposer:
         try:
             module = trace(call, values)
             known = constant_nodes(module.graph)  # for example weights that the operator builds from unit vectors
-            if any(
-                node.target is target and is_composite(node, known) for node in module.graph.nodes if node not in known
-            ):
+            same = [node for node in module.graph.nodes if node.target is target and node not in known]
+            if any(decomposition_rules.needs_decomposition(node, known) for node in same):
                 module = trace(call, values, pre_dispatch=False)  # PyTorch decomposes some operators in C++ only
         except Exception as error:  # PyTorch raises various types where it has no rule for these operands
-            if isinstance(target, OpOverload) and target not in records() and not isinstance(error, Unsupported):
+            if isinstance(target, OpOverload) and target not in aten_records() and not isinstance(error, Unsupported):
                 return None
             raise
         functionalize(module.graph)
@@ -237,11 +236,11 @@ class _Decomposer:
         for node in module.graph.nodes:
             if mutates(node):
                 description = f"{target} decomposes into writes to shared memory"
-                is_own_decomposition = target in records()
+                is_own_decomposition = target in aten_records()
                 raise node.meta.get(DECOMPOSITION_REFUSAL) or (
                     compiler_fault(description) if is_own_decomposition else Unsupported(description)
                 )
-        return _Fragment(module, all(is_lowerable(node, constants) for node in module.graph.nodes))
+        return _Fragment(module, all(decomposition_rules.is_lowerable(node, constants) for node in module.graph.nodes))
 
 
 @dataclass
@@ -269,7 +268,7 @@ class _FragmentWriter:
         slot = None if layer is None else (layer.name, function.__name__)
         return self._write_traced((function, repr(kwargs)), partial(function, **kwargs), operands, slot)
 
-    def repeat(self, node: Node, **arguments: Any) -> Node:
+    def copy_node(self, node: Node, **arguments: Any) -> Node:
         """Emit a copy of an operator that was emitted before, with other values of some arguments.
 
         Args:

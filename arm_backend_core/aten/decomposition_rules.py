@@ -25,7 +25,7 @@ from arm_backend_core.ops.composites.arithmetic import matmul_of_empty_inner_dim
 aten = torch.ops.aten
 
 
-def is_composite(node: Node, constants: Container[Node]) -> bool:
+def needs_decomposition(node: Node, constants: Container[Node]) -> bool:
     """Whether ``node`` must be decomposed: it has no operator record that supports its operands."""
     if node.op != "call_function" or not isinstance(node.target, OpOverload) or KEEP_COMPOSITE in node.meta:
         return False
@@ -35,15 +35,15 @@ def is_composite(node: Node, constants: Container[Node]) -> bool:
         return find_record(node) is None
     if node.target is aten.view_as_complex.default:
         return False
-    needs_decomposition = find_record(node) is None or complex_numbers.involves_complex(node)
-    return needs_decomposition or _reduces_zero_elements(node) or _has_computed_weight(node, constants)
+    lacks_lowering = find_record(node) is None or complex_numbers.involves_complex(node)
+    return lacks_lowering or _reduces_zero_elements(node) or _has_computed_weight(node, constants)
 
 
-def decomposition_rule(node: Node, constants: Container[Node], *, quantized: bool) -> Callable[..., Any] | None:
-    """The function that decomposes a composite, with the arguments of its schema; None if there is none.
+def find_decomposition(node: Node, constants: Container[Node], *, quantized: bool) -> Callable[..., Any] | None:
+    """Find the function that decomposes ``node``, with the arguments of its schema; None if there is none.
 
     Args:
-        node: the composite.
+        node: a node that ``needs_decomposition``.
         constants: nodes that are constant.
         quantized: the program is going to be quantized.
     """
@@ -88,7 +88,7 @@ def _has_computed_weight(node: Node, constants: Container[Node]) -> bool:
     return is_vector or any(weight not in constants for weight in weights)
 
 
-def has_cpu_kernel(node: Node) -> bool:
+def uses_pytorch_decomposition(node: Node) -> bool:
     """Whether the decomposition comes from PyTorch's table, whose operators have CPU kernels.
 
     A partial decomposition of such an operator would only be slower on the CPU. It may also contain operators that have

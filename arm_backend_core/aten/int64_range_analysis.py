@@ -26,7 +26,7 @@ _INT32_OR_NARROWER: dict[Any, Interval] = {
 }
 
 
-class Intervals:
+class IntervalAnalysis:
     """Intervals of the integers in a program. Query nodes in program order: intervals propagate from queried nodes.
 
     Args:

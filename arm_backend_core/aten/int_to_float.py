@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 from arm_backend_core.graph_edits import insert_call
 from arm_backend_core.nodes import constant_nodes, first_result, is_integer_or_bool
 from arm_backend_core.ops.catalog import find_record
-from arm_backend_core.ops.registry import Kind
+from arm_backend_core.ops.registry import AnnotationKind
 
 
 def promote_integers(module: GraphModule) -> None:
@@ -34,7 +34,7 @@ def _integer_operands(node: Node) -> Iterator[Node]:
     record, result = find_record(node), first_result(node)
     takes_list = bool(node.args) and isinstance(node.args[0], (list, tuple))
     if record is not None and result is not None and result.dtype is torch.float32:
-        for source in node.all_input_nodes if takes_list or record.kind is Kind.ELEMENTWISE else ():
+        for source in node.all_input_nodes if takes_list or record.kind is AnnotationKind.ELEMENTWISE else ():
             is_condition = record.is_select and source is node.args[0]
             if isinstance(source.meta.get("val"), torch.Tensor) and is_integer_or_bool(source) and not is_condition:
                 yield source

@@ -20,7 +20,7 @@ aten = torch.ops.aten
 _MAX_EPS = 0.03
 
 
-def normalize_to_rms_norm(module: GraphModule) -> None:
+def convert_l2_normalize_to_rms_norm(module: GraphModule) -> None:
     """Replace x / max(norm(x), eps) over one dimension of n elements by x / sqrt(mean(x * x) + eps**2 / n) / sqrt(n).
 
     The two differ where the norm is near ``eps``, whose default, 1e-12, no quantized tensor can distinguish from 0. If

@@ -19,7 +19,7 @@ from arm_backend_core.aten.constant_folding import Constants
 from arm_backend_core.graph_edits import add_buffer_node, insert_call
 from arm_backend_core.nodes import arguments_of
 from arm_backend_core.ops.catalog import find_record
-from arm_backend_core.ops.registry import Kind
+from arm_backend_core.ops.registry import AnnotationKind
 
 aten = torch.ops.aten
 #: Key in the ``meta`` of a layer: the ``ChannelAffine`` that is folded into its weight and bias and applies after its
@@ -80,7 +80,7 @@ def fold_into_producer(constants: Constants, layer: Node, affine: ChannelAffine,
         None if it is folded, else the reason why not.
     """
     record = find_record(layer)
-    if record is None or record.kind is not Kind.CONV or layer.kwargs:
+    if record is None or record.kind is not AnnotationKind.CONV or layer.kwargs:
         return "no layer computes its operand"
     if len(layer.users) != 1:
         return "other operators read its operand"

@@ -19,7 +19,7 @@ from arm_backend_core.nodes import is_complex
 aten = torch.ops.aten
 
 
-def square_magnitudes(module: GraphModule) -> bool:
+def simplify_squared_magnitudes(module: GraphModule) -> bool:
     """Replace the squares of each magnitude that only squares read; returns whether the graph changed."""
     groups: dict[Any, list[Node]] = {}
     for node in module.graph.nodes:

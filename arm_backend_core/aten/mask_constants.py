@@ -46,7 +46,7 @@ MASK_BOUND = "mask_bound"
 #: Node metadata: the bound of the masked values of a tensor, for tensors between a mask and an exponential.
 MASKED_VALUE = "masked_value"
 #: Node metadata: calibration clamps values to this minimum, because smaller ones make no difference to the program.
-OBSERVED_MINIMUM = "observed_minimum"
+CALIBRATION_MINIMUM = "calibration_minimum"
 #: Numbers of at least this magnitude are masks, not scores.
 MASK_THRESHOLD = 9999.0
 _EXTREME_COMPARISONS: dict[Any, Any] = {
@@ -172,7 +172,7 @@ class _MaskBounder:
             (node,) = node.all_input_nodes
             readers = list(readers_through(node, has_shared_qparams))
             if all(has_shared_qparams(reader) or _is_attention_bound(reader) for reader in readers):
-                node.meta[OBSERVED_MINIMUM] = QUANTIZABLE_LOWEST
+                node.meta[CALIBRATION_MINIMUM] = QUANTIZABLE_LOWEST
 
     def _constant_factor(self, node: Node) -> float:
         """The constant factor of ``node`` if it multiplies or divides by a number, else 0."""

@@ -28,7 +28,9 @@ _MAX_LAYERS = 16
 _INT8_MAX = 127
 
 
-def products_to_linear(module: GraphModule, hardware: Hardware, has_int16_activations: Callable[[Node], bool]) -> None:
+def convert_matmuls_to_linear(
+    module: GraphModule, hardware: Hardware, has_int16_activations: Callable[[Node], bool]
+) -> None:
     """Replace products with one constant operand by linear layers.
 
     Args:
@@ -116,8 +118,8 @@ class _Rewriter:
 
     def _layer(self, node: Node, x: Node, source: Node, weight: Tensor) -> Node:
         parts = [weight]
-        if self.has_int16_activations(node) and not self.constants.is_trained(source):
-            parts = _split_in_bytes(weight)
+        if self.has_int16_activations(node) and not self.constants.depends_on_parameter(source):
+            parts = _split_into_int8_terms(weight)
         layers = []
         for part in parts:
             attribute = add_buffer_node(self.module, f"{source.name}_weight", part.contiguous().clone())
@@ -125,7 +127,7 @@ class _Rewriter:
         return layers[0] if len(layers) == 1 else insert_call(node, aten.add.Tensor, *layers)
 
 
-def _split_in_bytes(weight: Tensor) -> list[Tensor]:
+def _split_into_int8_terms(weight: Tensor) -> list[Tensor]:
     """Split ``weight`` into two weights whose int8 values, with per-channel scales, represent it in 16 bits.
 
     The first is ``weight`` rounded to multiples of its scale. The second is the rounding error, at most half a scale;

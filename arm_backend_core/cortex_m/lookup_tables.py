@@ -76,7 +76,7 @@ def match_univariate(result: Node, constants: Mapping[Node, Any]) -> UnivariateF
             sources[node.all_input_nodes[0]] = node
             continue
         record = find_record(node) if node.op == "call_function" else None
-        if record is None or not record.univariate:
+        if record is None or not record.is_univariate:
             raise Unsupported(f"there is no int8 kernel for {operator_name(node)}")
         nodes.append(node)
         pending += node.all_input_nodes

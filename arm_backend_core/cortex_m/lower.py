@@ -120,7 +120,7 @@ def describe_unquantized_operators(program: ExportedProgram) -> dict[Node, str]:
 def has_kernel(node: Node) -> bool:
     """Whether an operator may become a kernel call, a table or data movement, depending on its operands."""
     record = find_record(node)
-    is_function = record is not None and (record.univariate or is_cast_from_8_bits(node))
+    is_function = record is not None and (record.is_univariate or is_cast_from_8_bits(node))
     return find_rule(node) is not None or is_function or _has_multi_result_rule(node)
 
 

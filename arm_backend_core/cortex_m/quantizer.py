@@ -11,7 +11,7 @@ from torch.fx import Graph, Node
 
 from arm_backend_core.cortex_m.lower import has_kernel
 from arm_backend_core.nodes import TIMESTEP_SLOT, is_float, overload_of
-from arm_backend_core.ops.registry import Kind
+from arm_backend_core.ops.registry import AnnotationKind
 from arm_backend_core.quantization.annotator import Annotator
 from arm_backend_core.quantization.config import QuantizationConfig
 from arm_backend_core.quantization.quantizer import ArmQuantizer
@@ -51,7 +51,7 @@ def _find_float_nodes(annotator: Annotator) -> set[Node]:
     """Find arithmetic whose result other targets keep in int16, and which an operator in floating point reads."""
     int16_nodes, in_float = annotator.make_plan().int16_nodes, set[Node]()
     for node, record in reversed(annotator.records.items()):
-        is_product = record.kind is Kind.CONV or overload_of(node.target) in _PRODUCTS
+        is_product = record.kind is AnnotationKind.CONV or overload_of(node.target) in _PRODUCTS
         if node not in int16_nodes or is_product or TIMESTEP_SLOT in node.meta:
             continue
         if any(user in in_float or (is_float(user) and not has_kernel(user)) for user in node.users):

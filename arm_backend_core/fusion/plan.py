@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from arm_backend_core.fusion.rules import find_common_base, find_consumer_fused_into_accumulator, is_summed_product
 from arm_backend_core.nodes import TIMESTEP_SLOT, is_float, overload_of
-from arm_backend_core.ops.registry import Kind, Record
+from arm_backend_core.ops.registry import AnnotationKind, Record
 
 aten = torch.ops.aten
 
@@ -84,7 +84,7 @@ class FusionPlan:
         args = list(node.args) if record.activations is None else [node.args[i] for i in record.activations]
         operands: list[Node] = []
         for arg in _flatten_nodes(args):
-            is_scalar = arg in self._constants and arg.meta["val"].numel() == 1 and record.univariate
+            is_scalar = arg in self._constants and arg.meta["val"].numel() == 1 and record.is_univariate
             if is_float(arg) and arg.meta["val"].dtype is torch.float32 and not is_scalar and arg not in operands:
                 operands.append(arg)
         return operands
@@ -99,7 +99,7 @@ class FusionPlan:
         An elementwise function of one tensor becomes a TABLE.
         """
         record = self._records[node]
-        is_table = record.univariate and len(self.activation_operands(node)) == 1
+        is_table = record.is_univariate and len(self.activation_operands(node)) == 1
         return record.lower_integer is not None and not is_table
 
     def _find_fused_consumers(self) -> dict[Node, Node]:
@@ -122,7 +122,7 @@ class FusionPlan:
             {function: base}, and the fused functions.
         """
         functions = [
-            node for node, record in self._records.items() if record.univariate and node not in self.fused_consumers
+            node for node, record in self._records.items() if record.is_univariate and node not in self.fused_consumers
         ]
         fused = {node for node in functions if self._int16_discontinuous.isdisjoint((node, *node.users))}
         while True:
@@ -182,7 +182,9 @@ class FusionPlan:
         """
         derived = {state}
         for node, record in self._records.items():
-            if (record.univariate or record.kind is Kind.SHARED) and not derived.isdisjoint(node.all_input_nodes):
+            if (record.is_univariate or record.kind is AnnotationKind.SHARED) and not derived.isdisjoint(
+                node.all_input_nodes
+            ):
                 derived.add(node)
         path, pending = set[Node](), [value]
         while pending:
@@ -190,21 +192,25 @@ class FusionPlan:
             if node in derived and node not in path:
                 path.add(node)
                 pending += node.all_input_nodes
-        has_arithmetic = any(node in self._records and self._records[node].univariate for node in path)
+        has_arithmetic = any(node in self._records and self._records[node].is_univariate for node in path)
         return path if has_arithmetic else set()
 
     def benefits_from_int16(self, user: Node) -> bool:
         """Whether ``user`` gains accuracy from int16 operands in an int8 program."""
-        record, target, is_univariate = self._records[user], overload_of(user.target), user in self.chain_base
+        record, target, has_chain_base = self._records[user], overload_of(user.target), user in self.chain_base
         # A divisor may be a small sum, which int8 represents poorly. int16: efficientvit_b0 5 dB -> 11 dB SQNR.
-        is_division = target is aten.div.Tensor and not is_univariate
-        if record.prefers_int16_input or is_division or (TIMESTEP_SLOT in user.meta and record.kind is not Kind.CONV):
+        is_division = target is aten.div.Tensor and not has_chain_base
+        if (
+            record.prefers_int16_input
+            or is_division
+            or (TIMESTEP_SLOT in user.meta and record.kind is not AnnotationKind.CONV)
+        ):
             return True
         # Functions of one tensor do not benefit, except x + number: the number may be the epsilon of a divisor.
-        is_binary_or_add = not is_univariate or target is aten.add.Tensor
-        is_elementwise = record.absorbs_activation and record.univariate and is_binary_or_add
+        is_binary_or_add = not has_chain_base or target is aten.add.Tensor
+        is_elementwise = record.absorbs_activation and record.is_univariate and is_binary_or_add
         return (
-            is_elementwise or user in self._feedback_nodes or record.kind is Kind.SHARED
+            is_elementwise or user in self._feedback_nodes or record.kind is AnnotationKind.SHARED
         ) and not self.int16_nodes.isdisjoint((user, self.fused_consumer_of.get(user)))
 
 

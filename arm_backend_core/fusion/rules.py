@@ -67,7 +67,7 @@ def find_common_base(
         shape: returns the shape of a base.
     """
     distinct = set(bases)
-    if not record.univariate or len(distinct) != 1:
+    if not record.is_univariate or len(distinct) != 1:
         return None
     (base,) = distinct
     return base if tuple(shape(base)) == tuple(node.meta["val"].shape) else None

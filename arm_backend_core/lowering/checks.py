@@ -10,7 +10,7 @@ from torch.fx import Node
 from arm_backend_core.errors import Unsupported, compiler_fault
 from arm_backend_core.fusion.univariate import Univariate
 from arm_backend_core.nodes import first_result, operator_name
-from arm_backend_core.ops.operands import Operand, dtype_of
+from arm_backend_core.ops.operands import Operand, to_tosa_dtype
 from arm_backend_core.scalar_kind import ScalarKind, kind_of
 
 #: Result of lowering a node.
@@ -44,7 +44,7 @@ def _matches_meta(item: Operand | Univariate, meta: torch.Tensor) -> bool:
         return False
     if tensor.q is not None:
         return tensor.value.dtype is tensor.q.dtype and kind_of(meta.dtype) is ScalarKind.FLOAT
-    return tensor.value.dtype is dtype_of(meta.dtype)
+    return tensor.value.dtype is to_tosa_dtype(meta.dtype)
 
 
 def require_static(node: Node) -> None:

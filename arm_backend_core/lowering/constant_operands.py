@@ -9,7 +9,7 @@ import torch
 from arm_backend_core.aten.int64_range_analysis import INT32
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.operands import Operand, dtype_of, has_tosa_dtype
+from arm_backend_core.ops.operands import Operand, has_tosa_dtype, to_tosa_dtype
 from arm_backend_core.tosa.graph import constant
 
 
@@ -28,7 +28,7 @@ def constant_operand(name: str, value: Any) -> Any:
         tensor = tensor.clamp(*INT32)
     elif not has_tosa_dtype(tensor.dtype):
         tensor = torch.zeros_like(tensor, dtype=torch.bool)
-    dtype = dtype_of(tensor.dtype)
+    dtype = to_tosa_dtype(tensor.dtype)
     array = tensor.float() if dtype.is_float and dtype is not DType.FP16 else tensor
     return Operand(constant(array.cpu().contiguous().numpy(), dtype, name))
 
@@ -48,4 +48,4 @@ def require_representable(name: str, value: Any) -> None:
     if isinstance(value, torch.Tensor) and value.dtype is torch.int64 and not value.equal(value.clamp(*INT32)):
         raise Unsupported(f"int64 constant '{name}' has values that int32 cannot hold")
     if isinstance(value, torch.Tensor) and value.dtype is not torch.float64:
-        dtype_of(value.dtype)
+        to_tosa_dtype(value.dtype)

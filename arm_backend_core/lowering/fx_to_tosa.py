@@ -21,7 +21,7 @@ from typing import Any, cast
 import torch
 from torch.fx import Node
 
-from arm_backend_core.aten.int64_range_analysis import Intervals
+from arm_backend_core.aten.int64_range_analysis import IntervalAnalysis
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import InternalError, Unsupported, compiler_fault
 from arm_backend_core.fusion.rules import is_summed_product
@@ -29,7 +29,7 @@ from arm_backend_core.fusion.univariate import Univariate, fuse_into_univariate
 from arm_backend_core.lowering.checks import Result, check_result, require_static
 from arm_backend_core.lowering.constant_operands import constant_operand, require_representable
 from arm_backend_core.lowering.qparams_reader import QParamsReader
-from arm_backend_core.lowering.uint8_inputs import is_uint8, require_signed_operands, to_signed
+from arm_backend_core.lowering.uint8_inputs import is_uint8, require_signed_operands, uint8_to_int8
 from arm_backend_core.nodes import (
     DECOMPOSITION_REFUSAL,
     boundary_order,
@@ -47,13 +47,13 @@ from arm_backend_core.nodes import (
     source_line,
 )
 from arm_backend_core.ops.catalog import find_record
-from arm_backend_core.ops.operands import Context, Operand, dtype_of
-from arm_backend_core.ops.registry import Kind, Record
+from arm_backend_core.ops.operands import Context, Operand, to_tosa_dtype
+from arm_backend_core.ops.registry import AnnotationKind, Record
 from arm_backend_core.permutation import Layout, identity, inverse
 from arm_backend_core.qparams import QParams
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Op, Origin, Value
-from arm_backend_core.tosa.legalize import Int32HalvesBuilder, LegalizingBuilder
+from arm_backend_core.tosa.legalize import FloatProfileBuilder, LegalizingBuilder
 
 
 class Lowering:
@@ -75,13 +75,13 @@ class Lowering:
         self.constants: dict[Node, Any] = dict(constants)
         self.graph = Graph()
         self.results: dict[Node, Result] = {}
-        builder = LegalizingBuilder if target.integer else Int32HalvesBuilder
+        builder = LegalizingBuilder if target.integer else FloatProfileBuilder
         self.builder = builder(self.graph, target)
         self._graph_inputs: dict[Node, tuple[Value, Operand]] = {}  # node outside -> graph input, operand
         self._dequantized: dict[Value, list[Operand]] = {}
         self._tables: dict[Univariate, Operand] = {}  # int16 tables of oscillating functions
         self._pending_origins: dict[Node, Counter[Origin]] = {}  # origins of functions not yet emitted
-        self._intervals = Intervals(self.constants)
+        self._intervals = IntervalAnalysis(self.constants)
         self.qparams = QParamsReader(self.constants)
 
     def run(self, nodes: Iterable[Node], outside: Collection[Node]) -> None:
@@ -184,7 +184,10 @@ class Lowering:
         # The target reads memory in its physical order, so the graph input has its dimensions in that order.
         order = boundary_order(node)
         is_unsigned = meta.dtype is torch.uint8
-        shape, dtype = tuple(meta.shape[axis] for axis in order), DType.INT8 if is_unsigned else dtype_of(meta.dtype)
+        shape, dtype = (
+            tuple(meta.shape[axis] for axis in order),
+            DType.INT8 if is_unsigned else to_tosa_dtype(meta.dtype),
+        )
         if dtype.is_float and not self.target.floating:
             raise Unsupported(f"it is not quantized, and {self.target.name} runs integers only")
         # Even if no operator reads the input directly, the target must support its type and rank.
@@ -193,7 +196,7 @@ class Lowering:
             raise Unsupported(reason)
         value = self.graph.add_input(shape, dtype, node.name)
         ordered = self.builder.transpose(value, inverse(order))
-        return value, to_signed(self.builder, ordered) if is_unsigned else Operand(ordered)
+        return value, uint8_to_int8(self.builder, ordered) if is_unsigned else Operand(ordered)
 
     def _operand(self, x: Any) -> Any:
         if isinstance(x, Node):
@@ -265,7 +268,7 @@ class Lowering:
             return self._lower_in_float(
                 node, record, args, kwargs, f"{overload_of(node.target)} has no integer lowering"
             )
-        if record.kind is Kind.SHARED:
+        if record.kind is AnnotationKind.SHARED:
             out = next(x.q for x in _flatten(args) if x.q is not None)
         else:
             out = self.qparams.read_result(node)

@@ -14,7 +14,7 @@ from arm_backend_core.dtype import UINT8_OFFSET, DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.fusion.rules import find_fused_consumers, infer_operand_qparams
 from arm_backend_core.nodes import overload_of
-from arm_backend_core.ops.operands import dtype_of
+from arm_backend_core.ops.operands import to_tosa_dtype
 from arm_backend_core.qparams import QParams
 
 
@@ -39,10 +39,10 @@ class QParamsReader:
             scale = self._array(scales).astype(np.float64)
             if np.any(self._array(zero_points)):
                 raise Unsupported("per-channel parameters with a zero point other than 0")
-            return QParams(scale, 0, dtype_of(_dtype(dtype)), _int(qmin), _int(qmax), _int(axis))
+            return QParams(scale, 0, to_tosa_dtype(_dtype(dtype)), _int(qmin), _int(qmax), _int(axis))
         _, scale_arg, zero_point, qmin, qmax, dtype = node.args[:6]
         scale, zero = self._array(scale_arg), self._array(zero_point)
-        return QParams(float(scale), int(zero), dtype_of(_dtype(dtype)), _int(qmin), _int(qmax))
+        return QParams(float(scale), int(zero), to_tosa_dtype(_dtype(dtype)), _int(qmin), _int(qmax))
 
     def read_uint8_as_int8(self, node: Node) -> QParams:
         """Quantization parameters of a dequantize node whose uint8 operand becomes int8 by subtraction of 128.

@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from arm_backend_core.dtype import UINT8_OFFSET, DType
 from arm_backend_core.nodes import first_result, is_float
-from arm_backend_core.ops.operands import Operand, dtype_of
+from arm_backend_core.ops.operands import Operand, to_tosa_dtype
 from arm_backend_core.ops.registry import Record
 from arm_backend_core.qparams import QParams
 from arm_backend_core.targets.target import Target
@@ -28,7 +28,7 @@ def is_uint8(node: Node) -> bool:
     return getattr(first_result(node), "dtype", None) is torch.uint8
 
 
-def to_signed(builder: Builder, bits: Value) -> Operand:
+def uint8_to_int8(builder: Builder, bits: Value) -> Operand:
     """Convert the bits of a uint8 tensor to a quantized int8 tensor of the same numbers."""
     return Operand(builder.rescale(bits, DType.INT8, 1.0, UINT8_OFFSET, input_unsigned=True), _UINT8_NUMBERS)
 
@@ -41,4 +41,4 @@ def require_signed_operands(node: Node, record: Record, target: Target) -> None:
     """
     casts = record.is_cast and is_float(node) and target.integer
     if not casts and any(map(is_uint8, node.all_input_nodes)):
-        dtype_of(torch.uint8)
+        to_tosa_dtype(torch.uint8)

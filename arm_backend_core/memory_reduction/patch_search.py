@@ -30,7 +30,7 @@ from arm_backend_core.memory_reduction.vela_configuration_search import (
 from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Value, extract_subgraph
-from arm_backend_core.tosa.passes.pipeline import Pass, check, finish
+from arm_backend_core.tosa.passes.pipeline import Pass, assert_serializable, run_last_passes
 from arm_backend_core.tosa.serialize import serialize
 
 #: Compiles a graph for a spec; None if Vela fails.
@@ -179,8 +179,8 @@ def _rewrite(graph: Graph, spec: EthosUCompileSpec, candidate: Candidate) -> Gra
         rewrite_to_patches(patched, spec.target, stage, split_image(stage.result, *candidate.grid))
     except Unsupported:
         return None
-    finish(patched, spec.target)
-    check(patched, spec.target)
+    run_last_passes(patched, spec.target)
+    assert_serializable(patched, spec.target)
     return patched
 
 

@@ -28,12 +28,12 @@ from arm_backend_core.tosa.graph import Value
 aten = torch.ops.aten
 #: Smaller divisors may have an infinite reciprocal. The inverse of this limit is far from overflow.
 _MIN_SAFE_DIVISOR = 2.0**-64
-_ARITHMETIC_ATTRIBUTES: dict[str, Any] = {"univariate": True, "absorbs_activation": True}
+_ARITHMETIC_ATTRIBUTES: dict[str, Any] = {"is_univariate": True, "absorbs_activation": True}
 
 
 def _cast_operands(cx: Context, *operands: Operand | float) -> list[Value]:
     """Cast plain operands to the result's element type."""
-    return [cx.operand(x, cx.dtype) for x in operands]
+    return [cx.to_value(x, cx.dtype) for x in operands]
 
 
 def _add_quantized(cx: Context, x: Operand | float, y: Operand | float, factor: float) -> Value:
@@ -135,7 +135,7 @@ def _reciprocal_factor(x: Any, y: Any) -> float | None:
 def mul(cx: Context, x: Operand | float, y: Operand | float) -> Value:
     """x * y; logical AND for booleans."""
     if cx.dtype is DType.BOOL:
-        return cx.b.bitwise("LOGICAL_AND", *_cast_operands(cx, x, y))
+        return cx.b.binary("LOGICAL_AND", *_cast_operands(cx, x, y))
     return _lower_arithmetic(cx, cx.b.mul, x, y, is_single_operator=True)
 
 
@@ -169,10 +169,10 @@ def _(cx: Context, x: Operand, y: Operand) -> Value | Operand:
 )
 def div(cx: Context, x: Operand | float, y: Operand | float) -> Value:
     """x / y as x * (1 / y)."""
-    dividend = FloatExpr(cx.b, cx.operand(x, cx.dtype))
+    dividend = FloatExpr(cx.b, cx.to_value(x, cx.dtype))
     if not isinstance(y, Operand) and abs(y) >= _MIN_SAFE_DIVISOR:
         return (dividend / y).value
-    divisor = FloatExpr(cx.b, cx.operand(y, cx.dtype))
+    divisor = FloatExpr(cx.b, cx.to_value(y, cx.dtype))
     if _may_be_tiny(divisor.value):  # 1 / y could overflow where x / y does not
         factor = abs(divisor).less(_MIN_SAFE_DIVISOR).where(1 / _MIN_SAFE_DIVISOR, divisor.full_like(1.0))
         dividend, divisor = dividend * factor, divisor * factor
@@ -206,7 +206,7 @@ def _register_max_or_min(name: str, nan_ignoring: OpOverload, *overloads: OpOver
 
     record_attributes: dict[str, Any] = {
         "absorbs_activation": True,
-        "univariate": True,
+        "is_univariate": True,
         "interval": intervals.any_operand,
     }
     op(*overloads, **record_attributes)(rule).integer_rule(integer_rule)
@@ -217,7 +217,7 @@ _register_max_or_min("maximum", aten.fmax.default, aten.maximum.default, aten.cl
 _register_max_or_min("minimum", aten.fmin.default, aten.minimum.default, aten.clamp_max.Tensor)
 
 
-@op(aten.pow.Tensor_Tensor, univariate=True, compute_fp32=True, error_bound=2.0**-11)
+@op(aten.pow.Tensor_Tensor, is_univariate=True, compute_fp32=True, error_bound=2.0**-11)
 def power(cx: Context, x: Operand, y: Operand) -> Value:
     """x**y."""
     if not cx.dtype.is_float:
@@ -242,13 +242,13 @@ def _(cx: Context, x: Operand, y: Operand) -> Value:
 
 # A PReLU whose operand is also its weight is a function of one tensor, so it may become a TABLE. ``evaluate`` computes
 # the entries of the table with one slope for each entry. Of the two overloads, only ``_prelu_kernel`` accepts that.
-@op(aten.prelu.default, aten._prelu_kernel.default, univariate=True, evaluate=aten._prelu_kernel.default)
+@op(aten.prelu.default, aten._prelu_kernel.default, is_univariate=True, evaluate=aten._prelu_kernel.default)
 def prelu(cx: Context, x: Operand, weight: Operand) -> Value:
     """PReLU of x [N, C, ...]: x where it is positive, else weight * x, with weight [C] or [1].
 
     For ``_prelu_kernel``, the weight already has a shape that broadcasts.
     """
-    positive = cx.b.compare("GREATER", x.value, cx.operand(0.0))
+    positive = cx.b.compare("GREATER", x.value, cx.to_value(0.0))
     return cx.b.select(positive, x.value, cx.b.mul(x.value, _broadcast_prelu_weight(cx, x, weight)))
 
 

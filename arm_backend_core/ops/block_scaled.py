@@ -18,12 +18,12 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.image_layout import to_nchw, to_nhwc_image
 from arm_backend_core.ops.operands import Context, Operand
-from arm_backend_core.ops.registry import Kind, op
+from arm_backend_core.ops.registry import AnnotationKind, op
 from arm_backend_core.tosa.graph import Value, prod
 from arm_backend_core.tosa.operators.block_scaled import BLOCK_SIZE
 
 #: Maps TOSA's name of an element type to torchao's.
-FORMATS: dict[str, torch.dtype | str] = {
+TORCHAO_FORMATS: dict[str, torch.dtype | str] = {
     "fp8e4m3": torch.float8_e4m3fn,
     "fp8e5m2": torch.float8_e5m2,
     "fp6e2m3": "fp6_e2m3",
@@ -51,7 +51,7 @@ def quantize_blocks(x: torch.Tensor, format: str) -> tuple[torch.Tensor, torch.T
     from torchao.prototype.mx_formats.config import ScaleCalculationMode
 
     padded = functional.pad(x.detach().float(), (0, -x.shape[-1] % BLOCK_SIZE)).contiguous()
-    torchao_format = FORMATS[format]
+    torchao_format = TORCHAO_FORMATS[format]
     scales, codes = mx_tensor.to_mx(padded, torchao_format, BLOCK_SIZE, ScaleCalculationMode.RCEIL)
     elements = mx_tensor.to_dtype(codes, torch.ones_like(scales), torchao_format, BLOCK_SIZE, torch.float32)
     return elements, scales.float()
@@ -80,8 +80,8 @@ def _to_float32(bias: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _require_known_format(format: str) -> None:
-    if format not in FORMATS:
-        raise ValueError(f"format={format!r} is not a block-scaled format. Allowed: {', '.join(FORMATS)}")
+    if format not in TORCHAO_FORMATS:
+        raise ValueError(f"format={format!r} is not a block-scaled format. Allowed: {', '.join(TORCHAO_FORMATS)}")
 
 
 def _infer_linear_shape(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, format: str) -> torch.Tensor:
@@ -104,7 +104,7 @@ _LIBRARY.impl("mx_conv2d", _infer_conv2d_shape, "Meta")
 # -- in TOSA -------------------------------------------------------------------------------------------------
 
 
-@op(MX_LINEAR, kind=Kind.PASSTHROUGH)
+@op(MX_LINEAR, kind=AnnotationKind.PASSTHROUGH)
 def mx_linear(cx: Context, x: Operand, weight: Operand, bias: Operand | None, format: str) -> Value:
     """Linear layer of x [.., IC] and weight [OC, IC], as a 1x1 convolution in which each row of x is a pixel."""
     image = cx.b.reshape(x.value, (1, 1, prod(x.shape[:-1]), x.shape[-1]))
@@ -112,7 +112,7 @@ def mx_linear(cx: Context, x: Operand, weight: Operand, bias: Operand | None, fo
     return cx.b.reshape(_mx_conv2d(cx, image, kernel, bias, format, (1, 1), (0, 0), (1, 1)), cx.shape)
 
 
-@op(MX_CONV2D, kind=Kind.PASSTHROUGH)
+@op(MX_CONV2D, kind=AnnotationKind.PASSTHROUGH)
 def mx_conv2d(
     cx: Context,
     x: Operand,

@@ -13,7 +13,7 @@ from arm_backend_core.ops import intervals
 from arm_backend_core.ops.fixed_point_value import FixedPoint
 from arm_backend_core.ops.float_expression import FloatExpr
 from arm_backend_core.ops.operands import Context, Operand
-from arm_backend_core.ops.registry import Kind, decomposition, op
+from arm_backend_core.ops.registry import AnnotationKind, decomposition, op
 from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
@@ -54,7 +54,7 @@ def _truncate_to_int32(cx: Context, x: FixedPoint) -> Value:
     aten.to.dtype,
     aten.to.dtype_layout,
     aten.to.device,
-    kind=Kind.SHARED,
+    kind=AnnotationKind.SHARED,
     is_cast=True,
     interval=intervals.cast_to_integer,
 )

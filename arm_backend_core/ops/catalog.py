@@ -39,7 +39,14 @@ from arm_backend_core.ops.composites import (  # noqa: F401
 from arm_backend_core.ops.composites import block_scaled as composite_block_scaled  # noqa: F401
 from arm_backend_core.ops.composites import movement as composite_movement  # noqa: F401
 from arm_backend_core.ops.composites import resize as composite_resize  # noqa: F401
-from arm_backend_core.ops.registry import _CUSTOM_RECORDS, _DECOMPOSITIONS_BY_NAME, _RECORDS, Composite, Kind, Record
+from arm_backend_core.ops.registry import (
+    _CUSTOM_RECORDS,
+    _DECOMPOSITIONS_BY_NAME,
+    _RECORDS,
+    AnnotationKind,
+    Composite,
+    Record,
+)
 
 
 def find_record(node: torch.fx.Node) -> Record | None:
@@ -49,12 +56,12 @@ def find_record(node: torch.fx.Node) -> Record | None:
 
 
 def has_shared_qparams(node: torch.fx.Node) -> bool:
-    """Whether the result keeps the operand's quantization parameters (Kind.SHARED).
+    """Whether the result keeps the operand's quantization parameters (AnnotationKind.SHARED).
 
     This holds for data movement, casts, pooling, resizing and extrema.
     """
     record = find_record(node)
-    return record is not None and record.kind is Kind.SHARED
+    return record is not None and record.kind is AnnotationKind.SHARED
 
 
 def is_cast(node: torch.fx.Node) -> bool:
@@ -89,14 +96,14 @@ def find_entry(node: torch.fx.Node) -> Record | Composite | None:
     overload = overload_of(node.target) if node.op == "call_function" else None
     if overload is None:
         return None
-    return records().get(overload) or _CUSTOM_RECORDS.get(overload) or _DECOMPOSITIONS_BY_NAME.get(overload.name())
+    return aten_records().get(overload) or _CUSTOM_RECORDS.get(overload) or _DECOMPOSITIONS_BY_NAME.get(overload.name())
 
 
 def all_records() -> Mapping[OpOverload | str, Record | Composite]:
     """Return all records and decompositions by overload, or by name if the operator's library may not be loaded."""
-    return dict([*records().items(), *_CUSTOM_RECORDS.items(), *_DECOMPOSITIONS_BY_NAME.items()])
+    return dict([*aten_records().items(), *_CUSTOM_RECORDS.items(), *_DECOMPOSITIONS_BY_NAME.items()])
 
 
-def records() -> Mapping[OpOverload, Record | Composite]:
+def aten_records() -> Mapping[OpOverload, Record | Composite]:
     """Records and decompositions of ATen operators, by overload."""
     return _RECORDS

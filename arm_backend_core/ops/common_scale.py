@@ -40,7 +40,7 @@ def to_common_scale(x: FixedPoint, y: FixedPoint, out: QParams | None = None) ->
         computed = narrow.value.data is other.value.data is None
         if computed and (narrow.dtype, other.dtype) == (DType.INT16, DType.INT32) and narrow.scale >= scale:
             factor = int(narrow.scale / scale)  # on Ethos-U, MUL is one operation; RESCALE takes 700 cycles
-            pair = narrow.mul(factor), other.to_int32_at(narrow.scale / factor)
+            pair = narrow.refine_scale(factor), other.to_int32_at(narrow.scale / factor)
             return pair if narrow is x else pair[::-1]
     return x.to_int32_at(scale), y.to_int32_at(scale)
 

@@ -14,8 +14,8 @@ from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops import intervals
 from arm_backend_core.ops.casting import to_bool
 from arm_backend_core.ops.common_scale import to_common_scale
-from arm_backend_core.ops.operands import Context, Operand, dtype_of
-from arm_backend_core.ops.registry import Kind, op
+from arm_backend_core.ops.operands import Context, Operand, to_tosa_dtype
+from arm_backend_core.ops.registry import AnnotationKind, op
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.graph import Value
 
@@ -32,7 +32,7 @@ def _cast_to_comparable(cx: Context, *operands: Operand | float) -> list[Value]:
     floats = {value.dtype for value in values if value.dtype.is_float}
     has_fraction = any(isinstance(x, float) and not x.is_integer() for x in operands)
     if len(floats) > 1:
-        floats = {dtype_of(torch.result_type(*(x.meta["val"] for x in cx.node.all_input_nodes)))}
+        floats = {to_tosa_dtype(torch.result_type(*(x.meta["val"] for x in cx.node.all_input_nodes)))}
     dtype = floats.pop() if floats else DType.FP32 if has_fraction else DType.INT32
     if dtype is DType.INT32 and not cx.target.integer and all(value.dtype is DType.BOOL for value in values):
         dtype = DType.FP32
@@ -137,8 +137,8 @@ def _register_bitwise(kind: str, *overloads: OpOverload, logical: bool) -> None:
         assert isinstance(x, Operand)
         if logical or cx.dtype is DType.BOOL:
             right = to_bool(cx, y) if isinstance(y, Operand) else cx.b.const(bool(y), DType.BOOL)
-            return cx.b.bitwise(f"LOGICAL_{kind}", to_bool(cx, x), right)
-        return cx.b.bitwise(f"BITWISE_{kind}", _operand(cx, x, cx.dtype), _operand(cx, y, cx.dtype))
+            return cx.b.binary(f"LOGICAL_{kind}", to_bool(cx, x), right)
+        return cx.b.binary(f"BITWISE_{kind}", _operand(cx, x, cx.dtype), _operand(cx, y, cx.dtype))
 
     rule.integer_rule(rule.lower)
 
@@ -174,7 +174,7 @@ for _left, _bitwise, _dunder in (
 ):
     _overloads = (_bitwise.Tensor, _bitwise.Tensor_Scalar, _bitwise.Scalar_Tensor, _dunder.Tensor, _dunder.Scalar)
     _interval = intervals.elementwise(intervals.left_shift if _left else intervals.right_shift)
-    op(*_overloads, kind=Kind.PASSTHROUGH, compute_fp32=True, interval=_interval)(partial(_shift, left=_left))
+    op(*_overloads, kind=AnnotationKind.PASSTHROUGH, compute_fp32=True, interval=_interval)(partial(_shift, left=_left))
 
 
 @op(aten.logical_not.default)
@@ -186,7 +186,7 @@ def logical_not(cx: Context, x: Operand) -> Value:
 logical_not.integer_rule(logical_not.lower)
 
 
-@op(aten.bitwise_not.default, kind=Kind.PASSTHROUGH, interval=intervals.elementwise(intervals.bitwise_not))
+@op(aten.bitwise_not.default, kind=AnnotationKind.PASSTHROUGH, interval=intervals.elementwise(intervals.bitwise_not))
 def bitwise_not(cx: Context, x: Operand) -> Value:
     """Invert all bits."""
     return cx.b.unary("LOGICAL_NOT" if x.value.dtype is DType.BOOL else "BITWISE_NOT", x.value)

@@ -15,11 +15,11 @@ from arm_backend_core.ops.accumulator import Accumulator
 from arm_backend_core.ops.image_layout import to_height_width, to_nchw, to_nhwc, to_nhwc_image
 from arm_backend_core.ops.indexing import gather_constant
 from arm_backend_core.ops.operands import Context, Operand
-from arm_backend_core.ops.registry import Kind, op
+from arm_backend_core.ops.registry import AnnotationKind, op
 from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
-_CONV: dict[str, Any] = {"kind": Kind.CONV, "activations": (0,), "absorbs_activation": True}
+_CONV: dict[str, Any] = {"kind": AnnotationKind.CONV, "activations": (0,), "absorbs_activation": True}
 
 
 @dataclass(frozen=True)

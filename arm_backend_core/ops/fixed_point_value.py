@@ -17,7 +17,7 @@ import numpy as np
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.qparams import QParams
-from arm_backend_core.tosa.builder import Builder, quantized_multipliers
+from arm_backend_core.tosa.builder import Builder, quantize_multipliers
 from arm_backend_core.tosa.graph import Value
 
 Array = np.ndarray[Any, Any]
@@ -173,17 +173,17 @@ class FixedPoint:
         return self.mul(x)
 
     def mul(self, x: FixedPoint | int, shift: int = 0, peak: int | None = None) -> FixedPoint:
-        """round(self * x / 2**shift), half up. MUL computes the product in 64 bits before it shifts.
+        """The product self * x, without its ``shift`` low bits: round(integers / 2**shift), half up.
 
-        A nonzero Python integer ``x`` multiplies the integers and divides the scale by abs(x), so the real numbers stay
-        the same up to the sign of x.
+        MUL computes the product in 64 bits before it shifts. A Python integer ``x`` multiplies the real numbers; see
+        ``refine_scale`` for a multiplication of the integers alone.
 
         Args:
             x: the other factor.
             shift: number of low bits to round off.
             peak: bound of the result's magnitude, if the caller knows a tighter one than interval arithmetic.
         """
-        scale = self.scale * x.scale if isinstance(x, FixedPoint) else self.scale / (abs(x) or 1)
+        scale = self.scale * x.scale if isinstance(x, FixedPoint) else self.scale
         ends = [a * b for a in (self.low, self.high) for b in _interval(x)]
         smallest = 0 if x is self else min(ends)
         low, high = (_round_shift_right(end, shift) for end in (smallest, max(ends)))
@@ -249,6 +249,10 @@ class FixedPoint:
 
     # -- scale ---------------------------------------------------------------------------------------------------
 
+    def refine_scale(self, factor: int) -> FixedPoint:
+        """Multiply the integers by ``factor`` > 0 and divide the scale by it. The real numbers stay the same."""
+        return self.mul(factor).with_scale(self.scale / factor)
+
     def rescale(self, dtype: DType, factor: float, *, saturate: bool = False) -> FixedPoint:
         """RESCALE the integers to round(integer * factor) with zero point 0, at the scale divided by ``factor``.
 
@@ -274,7 +278,7 @@ class FixedPoint:
         """
         if bits < 0:
             return self.rescale(DType.INT32, 2.0**bits)
-        return self.mul(1 << bits)
+        return self.refine_scale(1 << bits)
 
     def requantize(self, out: QParams) -> Value:
         """Convert to quantization parameters ``out`` with one rounding and saturation.
@@ -296,7 +300,7 @@ class FixedPoint:
         limit = _rescale_input_limit(np.array([factor]))[0]
         if not -(limit + 1) <= self.low <= self.high <= limit:
             raise OverflowError(f"RESCALE by {factor:g} does not accept inputs in [{self.low}, {self.high}]")
-        multiplier, shift = (int(x[0]) for x in quantized_multipliers(np.array([factor]), 32))
+        multiplier, shift = (int(x[0]) for x in quantize_multipliers(np.array([factor]), 32))
         low, high = (_round_shift_right(end * multiplier, shift) for end in (self.low, self.high))
         return low, high
 
@@ -319,7 +323,7 @@ class FixedPoint:
 
 def _rescale_input_limit(factors: Array) -> Array:
     """The largest input of RESCALE for each factor; the smallest is -(limit + 1) (REQUIRE in apply_scale_32)."""
-    _, shifts = quantized_multipliers(factors, 32)
+    _, shifts = quantize_multipliers(factors, 32)
     return (np.int64(1) << (shifts.astype(np.int64) - 1)) - 1
 
 

@@ -20,7 +20,7 @@ from arm_backend_core.ops.registry import Record, Rule, op
 from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
-_DISCONTINUOUS: dict[str, Any] = {"univariate": True, "is_discontinuous": True, "compute_fp32": True}
+_DISCONTINUOUS: dict[str, Any] = {"is_univariate": True, "is_discontinuous": True, "compute_fp32": True}
 _QUOTIENT_INTERVAL = intervals.elementwise(intervals.divide)
 #: Below this quotient, the remainder is exact: the rounded quotient has an error of at most one, however the reciprocal
 #: is rounded.
@@ -45,7 +45,7 @@ def _floor_divide_with_remainder(
         y: the divisor.
         float32_quotient: whether x / y counts as an integer if its float32 value is an integer.
     """
-    b, dividend, divisor = cx.b, cx.operand(x, cx.dtype), cx.operand(y, cx.dtype)
+    b, dividend, divisor = cx.b, cx.to_value(x, cx.dtype), cx.to_value(y, cx.dtype)
     if cx.dtype.is_float:
         left, right = FloatExpr(b, dividend), FloatExpr(b, divisor)
         nearest = (left / right + 0.5).unary("FLOOR")
@@ -62,7 +62,7 @@ def _floor_divide_with_remainder(
             inverse = b.const(np.rint((1 << 31) / constant.astype(np.float64)), cx.dtype)
             quotient = b.mul(dividend, inverse, shift=31)
         else:
-            quotient = b.bitwise("INTDIV", dividend, divisor)
+            quotient = b.binary("INTDIV", dividend, divisor)
         rem = b.sub(dividend, b.mul(quotient, divisor))
     correction = _has_opposite_sign(cx, rem, divisor)
     quotient = b.sub(quotient, correction)
@@ -92,9 +92,9 @@ def _has_opposite_sign(cx: Context, x: Value, y: Value) -> Value:
     """Return 1 where x is nonzero and differs in sign from y, else 0. The FP profile compares in FP32."""
     b, compare_dtype = cx.b, DType.INT32 if cx.target.integer and not cx.dtype.is_float else DType.FP32
     zero, x, y = b.const(0, compare_dtype), b.cast(x, compare_dtype), b.cast(y, compare_dtype)
-    signs_differ = b.bitwise("LOGICAL_XOR", b.compare("GREATER", zero, x), b.compare("GREATER", zero, y))
+    signs_differ = b.binary("LOGICAL_XOR", b.compare("GREATER", zero, x), b.compare("GREATER", zero, y))
     nonzero = b.unary("LOGICAL_NOT", b.compare("EQUAL", x, zero))
-    return b.cast(b.cast(b.bitwise("LOGICAL_AND", signs_differ, nonzero), compare_dtype), cx.dtype)
+    return b.cast(b.cast(b.binary("LOGICAL_AND", signs_differ, nonzero), compare_dtype), cx.dtype)
 
 
 @op(aten.floor_divide.default, aten.floor_divide.Scalar, interval=_QUOTIENT_INTERVAL, **_DISCONTINUOUS)
@@ -108,7 +108,7 @@ def _restore_zero_sign(cx: Context, x: Operand | float, y: Operand | float, quot
     if not cx.dtype.is_float:
         return quotient
     b, quotient_expr = cx.b, FloatExpr(cx.b, quotient)
-    signed_zero = FloatExpr(b, cx.operand(x, cx.dtype)) / FloatExpr(b, cx.operand(y, cx.dtype)) * 0.0
+    signed_zero = FloatExpr(b, cx.to_value(x, cx.dtype)) / FloatExpr(b, cx.to_value(y, cx.dtype)) * 0.0
     return quotient_expr.equal(0.0).where(signed_zero, quotient_expr).value
 
 
@@ -131,9 +131,9 @@ def remainder(cx: Context, x: Operand | float, y: Operand | float) -> Value:
         return rem
     second_rem, divisor = (
         FloatExpr(cx.b, _floor_divide_with_remainder(cx, Operand(rem), y)[1]),
-        FloatExpr(cx.b, cx.operand(y, cx.dtype)),
+        FloatExpr(cx.b, cx.to_value(y, cx.dtype)),
     )
-    dividend = FloatExpr(cx.b, cx.operand(x, cx.dtype))
+    dividend = FloatExpr(cx.b, cx.to_value(x, cx.dtype))
     # No second division for small quotients: -1e-9 % 1 rounds to 1, and 1 % 1 would be 0.
     result = abs(dividend).greater(abs(divisor) * _EXACT_REMAINDER_LIMIT).where(second_rem, FloatExpr(cx.b, rem))
     zero_or_nan = divisor.equal(0.0).where(math.nan, dividend * 0.0)
@@ -150,7 +150,7 @@ def remainder(cx: Context, x: Operand | float, y: Operand | float) -> Value:
 )
 def fmod(cx: Context, x: Operand | float, y: Operand | float) -> Value:
     """x - y * trunc(x / y), with the sign of x. For floats, it is the remainder of |x| / |y| with the sign of x."""
-    b, dividend, divisor = cx.b, cx.operand(x, cx.dtype), cx.operand(y, cx.dtype)
+    b, dividend, divisor = cx.b, cx.to_value(x, cx.dtype), cx.to_value(y, cx.dtype)
     if not cx.dtype.is_float:
         rem = remainder.lower(cx, x, y)
         return b.sub(rem, b.mul(_has_opposite_sign(cx, rem, dividend), divisor))
@@ -168,7 +168,7 @@ def div_mode(cx: Context, x: Operand | float, y: Operand | float, *, rounding_mo
     if rounding_mode == "floor":
         return cast(Value, floor_divide.lower(cx, x, y))
     quotient, rem = _floor_divide_with_remainder(cx, x, y, float32_quotient=True)
-    return _restore_zero_sign(cx, x, y, cx.b.add(quotient, _has_opposite_sign(cx, rem, cx.operand(x, cx.dtype))))
+    return _restore_zero_sign(cx, x, y, cx.b.add(quotient, _has_opposite_sign(cx, rem, cx.to_value(x, cx.dtype))))
 
 
 def _integer_rule(record: Record, *, returns_remainder: bool = False) -> Rule:
@@ -197,7 +197,7 @@ def _integer_rule(record: Record, *, returns_remainder: bool = False) -> Rule:
         bits = min(int(math.log2((RESCALE_SAFE_LIMIT - 1) / max(dividend.peak * ratio, divisor.peak))), 22)
         left = dividend.rescale(DType.INT32, ratio * 2.0**bits).with_scale(1.0)
         is_zero = (abs(divisor).maximum(1) - abs(divisor)).assume_range(0, 1)
-        right = (divisor + is_zero).mul(1 << bits)
+        right = (divisor + is_zero).refine_scale(1 << bits)
         int32_context = replace(cx, result_q=None, compute_dtype=DType.INT32)
         value = record.lower(int32_context, Operand(left.value), Operand(right.value), **mode)
         if returns_remainder:

@@ -12,7 +12,7 @@ import torch
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.operands import Context, Operand
-from arm_backend_core.ops.registry import Kind, op
+from arm_backend_core.ops.registry import AnnotationKind, op
 from arm_backend_core.permutation import inverse
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value, prod
@@ -150,13 +150,13 @@ def reshape_indices(cx: Context, indices: Value, shape: Sequence[int]) -> Value:
     return cx.b.cast(cx.b.reshape(cx.b.cast(indices, DType.FP32), shape), DType.INT32)
 
 
-@op(aten.embedding.default, kind=Kind.SHARED, is_gather=True)
+@op(aten.embedding.default, kind=AnnotationKind.SHARED, is_gather=True)
 def embedding(cx: Context, table: Operand, indices: Operand, *_: Any, **__: Any) -> Value:
     """Gather rows of table [rows, width] at indices of any shape -> [*indices.shape, width]."""
     return cx.b.reshape(_gather_along_axis(cx, table.value, 0, indices.value), cx.shape)
 
 
-@op(aten.index.Tensor, aten._unsafe_index.Tensor, kind=Kind.SHARED, is_gather=True)
+@op(aten.index.Tensor, aten._unsafe_index.Tensor, kind=AnnotationKind.SHARED, is_gather=True)
 def index(cx: Context, x: Operand, indices: Sequence[Operand | None]) -> Value:
     """Indexing by integer tensors: x[:, i], x[:, i, j] and so on.
 
@@ -198,7 +198,7 @@ def _gather_constant_per_row(b: Builder, x: Value, axis: int, indices: np.ndarra
     return gather_constant(b, x, axis, row_indices.tolist())
 
 
-@op(aten.gather.default, kind=Kind.SHARED, is_gather=True)
+@op(aten.gather.default, kind=AnnotationKind.SHARED, is_gather=True)
 def gather(cx: Context, x: Operand, dim: int, indices: Operand, *, sparse_grad: bool = False) -> Value:
     """torch.gather: out[i, j, k] = x[i, indices[i, j, k], k] for ``dim=1``.
 
@@ -222,7 +222,7 @@ def gather(cx: Context, x: Operand, dim: int, indices: Operand, *, sparse_grad: 
     return cx.b.reshape(cx.b.transpose(cx.b.reshape(elements, axis_last[1].shape), inverse(tuple(order))), cx.shape)
 
 
-@op(aten.index_select.default, kind=Kind.SHARED, is_gather=True)
+@op(aten.index_select.default, kind=AnnotationKind.SHARED, is_gather=True)
 def index_select(cx: Context, x: Operand, dim: int, indices: Operand) -> Value:
     """x[indices] along dimension ``dim``."""
     if x.rank == 0:
@@ -230,7 +230,7 @@ def index_select(cx: Context, x: Operand, dim: int, indices: Operand) -> Value:
     return index.lower(cx, x, [*[None] * (dim % x.rank), indices])
 
 
-@op(aten.one_hot.default, kind=Kind.PASSTHROUGH, interval=lambda node, interval_of: (0, 1))
+@op(aten.one_hot.default, kind=AnnotationKind.PASSTHROUGH, interval=lambda node, interval_of: (0, 1))
 def one_hot(cx: Context, x: Operand, num_classes: int) -> Value:
     """One-hot encoding of the classes x along a new last dimension: [*x.shape, num_classes]."""
     dtype = DType.INT32 if cx.target.integer else DType.FP32  # the FP profile compares and reshapes no integers

@@ -14,14 +14,14 @@ from arm_backend_core.ops.accumulator import Accumulator
 from arm_backend_core.ops.convolution import build_accumulator, zero_points
 from arm_backend_core.ops.fixed_point_value import Q15_MAX, FixedPoint, requantize
 from arm_backend_core.ops.operands import Context, Operand
-from arm_backend_core.ops.registry import Kind, op
+from arm_backend_core.ops.registry import AnnotationKind, op
 from arm_backend_core.tosa.graph import Value, prod
 from arm_backend_core.tosa.legality import type_refusal
 
 aten = torch.ops.aten
 
 
-@op(aten.linear.default, kind=Kind.CONV, activations=(0,), absorbs_activation=True)
+@op(aten.linear.default, kind=AnnotationKind.CONV, activations=(0,), absorbs_activation=True)
 def linear(cx: Context, x: Operand, weight: Operand, bias: Operand | None = None) -> Value:
     """Linear layer of x [..., IC] and weight [OC, IC], as a 1x1 convolution in which each row of x is a pixel.
 
@@ -118,7 +118,7 @@ def _int16_matmul_by_bytes(cx: Context, a: FixedPoint, b: FixedPoint) -> Value:
         half = x.full_like(radix // 2)
         # RESCALE rounds half up, so (x - 128) / 256 is rounded to floor(x / 256).
         high = (x.rescale(DType.INT32, 1.0) - half.rescale(DType.INT32, 1.0)).rescale(DType.INT8, 1 / radix)
-        high_part = (high * 64).rescale(DType.INT16, 4.0).with_scale(x.scale)  # 256 * high
+        high_part = high.refine_scale(64).rescale(DType.INT16, 4.0)  # its integers are 256 * high
         scale = 2.0**14  # differs from the scale above: Vela does not fuse a RESCALE that two operators share
         remainder = x.rescale(DType.INT32, scale) - high_part.rescale(DType.INT32, scale)
         low = cx.b.rescale(remainder.value, DType.INT8, 1 / scale, 0, DType.INT8.range[0])

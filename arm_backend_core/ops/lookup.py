@@ -157,7 +157,7 @@ def _emit_sinusoid_by_angle_addition(x: FixedPoint, samples: Array, phase_step: 
         np.sin(byte * phase_step),
     )
     integers, high = x.to_int32(), x.rescale(DType.INT32, 1 / 256)
-    operands = [high] * 2 + [(integers - high * 256).assume_range(-128, 128)] * 2
+    operands = [high] * 2 + [(integers - high.refine_scale(256)).assume_range(-128, 128)] * 2
     pairs = np.stack(functions[:2]), np.stack(functions[2:])
     scales = [max(float(np.abs(pair).max()), float(np.abs(np.diff(pair)).max())) / Q15_MAX for pair in pairs]
     f, g, cosine, sine = (

@@ -13,7 +13,7 @@ import torch
 
 from arm_backend_core.ops import intervals
 from arm_backend_core.ops.operands import Context, Operand
-from arm_backend_core.ops.registry import Kind, op
+from arm_backend_core.ops.registry import AnnotationKind, op
 from arm_backend_core.tosa.graph import Value
 
 _LIBRARY = torch.library.Library("arm_backend_core", "DEF")
@@ -36,7 +36,7 @@ _LIBRARY.impl("loop_out", _run_one_iteration, "CompositeExplicitAutograd")
 
 
 # The integers that a loop carries are assumed to stay within 2**30, like program inputs.
-@op(LOOP_IN, kind=Kind.SHARED, interval=lambda node, interval_of: intervals.ASSUMED_INTERVAL)
+@op(LOOP_IN, kind=AnnotationKind.SHARED, interval=lambda node, interval_of: intervals.ASSUMED_INTERVAL)
 def loop_in(cx: Context, initial: Operand, loop: int, index: int) -> Value:
     """Loop-carried value number ``index`` at the start of an iteration of loop number ``loop``.
 
@@ -45,7 +45,7 @@ def loop_in(cx: Context, initial: Operand, loop: int, index: int) -> Value:
     return cx.b.emit("LOOP_IN", (initial.value,), initial.value.dtype, loop=loop, index=index)
 
 
-@op(LOOP_OUT, kind=Kind.SHARED, interval=lambda node, interval_of: intervals.INT32)
+@op(LOOP_OUT, kind=AnnotationKind.SHARED, interval=lambda node, interval_of: intervals.INT32)
 def loop_out(
     cx: Context, condition: Operand, next_values: Sequence[Operand], current_values: Sequence[Operand], loop: int
 ) -> list[Operand]:

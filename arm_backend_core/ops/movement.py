@@ -16,11 +16,11 @@ from arm_backend_core.nodes import is_random
 from arm_backend_core.ops import intervals
 from arm_backend_core.ops.indexing import gather_constant, strided_slice
 from arm_backend_core.ops.operands import Context, Operand
-from arm_backend_core.ops.registry import Kind, op
+from arm_backend_core.ops.registry import AnnotationKind, op
 from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
-_SHARED: dict[str, Any] = {"kind": Kind.SHARED}
+_SHARED: dict[str, Any] = {"kind": AnnotationKind.SHARED}
 
 
 @op(

@@ -13,7 +13,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.ops import fixed_point
 from arm_backend_core.ops.channel_gain import scale_channels
 from arm_backend_core.ops.operands import Context, Operand
-from arm_backend_core.ops.reduction import at_least_1d, reduce_mean
+from arm_backend_core.ops.reduction import atleast_1d, reduce_mean
 from arm_backend_core.ops.registry import op
 from arm_backend_core.tosa.graph import Value
 
@@ -79,7 +79,7 @@ def _standardize(cx: Context, x: Value, axes: Sequence[int], eps: float) -> Valu
     b = cx.b
     centred = b.sub(x, reduce_mean(cx, Operand(x), axes))
     variance = reduce_mean(cx, Operand(b.mul(centred, centred)), axes)
-    return b.mul(centred, b.unary("RSQRT", b.add(variance, cx.operand(eps))))
+    return b.mul(centred, b.unary("RSQRT", b.add(variance, cx.to_value(eps))))
 
 
 def _apply_affine(cx: Context, x: Value, gain: Operand | None, offset: Operand | None, shape: Sequence[int]) -> Value:
@@ -131,7 +131,7 @@ def rms_norm(
             b, x.value, x.q, axes, _dequantize_optional(weight), None, eps, cx.q, centre=False
         )
     mean_square = reduce_mean(cx, Operand(b.mul(x.value, x.value)), axes)
-    inverse_rms = b.unary("RSQRT", b.add(mean_square, cx.operand(eps)))
+    inverse_rms = b.unary("RSQRT", b.add(mean_square, cx.to_value(eps)))
     return _apply_affine(cx, b.mul(x.value, inverse_rms), weight, None, normalized_shape)
 
 
@@ -187,7 +187,7 @@ def _shifted_exponentials(cx: Context, x: Operand, dim: int, min_peak: float = -
 @op(aten.softmax.int, aten._softmax.default, **_HIGH_PRECISION_RECORD, fixed_range=(0.0, 1.0))
 def softmax(cx: Context, x: Operand, dim: int, *_: object, **__: object) -> Value:
     """Softmax along ``dim``: exp(x - max) / sum(exp(x - max))."""
-    x = at_least_1d(cx, x)
+    x = atleast_1d(cx, x)
     if x.q is not None:
         return cx.b.reshape(fixed_point.softmax(cx.b, x.value, x.q, dim % x.rank, cx.q), cx.shape)
     _shifted, exponential, total = _shifted_exponentials(cx, x, dim)
@@ -203,7 +203,7 @@ def safe_softmax(cx: Context, x: Operand, dim: int, *_: object, **__: object) ->
     """
     if x.q is not None:
         return softmax.lower(cx, x, dim)
-    x = at_least_1d(cx, x)
+    x = atleast_1d(cx, x)
     _shifted, exponential, total = _shifted_exponentials(cx, x, dim, -DType.FP32.max_finite)
     inverse = cx.b.unary("RECIPROCAL", cx.b.clamp(total, 1.0, math.inf))
     return cx.b.reshape(cx.b.mul(exponential, inverse), cx.shape)
@@ -212,7 +212,7 @@ def safe_softmax(cx: Context, x: Operand, dim: int, *_: object, **__: object) ->
 @op(aten.log_softmax.int, aten._log_softmax.default, **_HIGH_PRECISION_RECORD)
 def log_softmax(cx: Context, x: Operand, dim: int, *_: object, **__: object) -> Value:
     """Log-softmax along ``dim``: (x - max) - ln(sum(exp(x - max)))."""
-    x = at_least_1d(cx, x)
+    x = atleast_1d(cx, x)
     if x.q is not None:
         return cx.b.reshape(fixed_point.log_softmax(cx.b, x.value, x.q, dim % x.rank, cx.q), cx.shape)
     shifted, _exponential, total = _shifted_exponentials(cx, x, dim)

@@ -35,11 +35,11 @@ _DTYPES = {
 
 
 def has_tosa_dtype(dtype: torch.dtype) -> bool:
-    """Whether ``dtype_of`` maps a PyTorch element type to a TOSA type. int64 counts, because it maps to INT32."""
+    """Whether ``to_tosa_dtype`` maps a PyTorch element type to a TOSA type. int64 counts, because it maps to INT32."""
     return dtype in _DTYPES
 
 
-def dtype_of(dtype: torch.dtype) -> DType:
+def to_tosa_dtype(dtype: torch.dtype) -> DType:
     """TOSA's element type for a PyTorch one; INT32 for int64.
 
     Raises:
@@ -132,7 +132,7 @@ class Context:
     @property
     def dtype(self) -> DType:
         """Element type in which the rule must return the (first) result."""
-        return self.compute_dtype or dtype_of(self._meta.dtype)
+        return self.compute_dtype or to_tosa_dtype(self._meta.dtype)
 
     @property
     def _meta(self) -> torch.Tensor:
@@ -140,7 +140,7 @@ class Context:
         first: torch.Tensor = meta[0] if isinstance(meta, (tuple, list)) else meta
         return first
 
-    def operand(self, x: Operand | float, dtype: DType | None = None) -> Value:
+    def to_value(self, x: Operand | float, dtype: DType | None = None) -> Value:
         """Return a tensor's value, cast to ``dtype`` if given, or a Python number as a rank-0 constant."""
         if isinstance(x, Operand):
             return x.value if dtype is None else self.b.cast(x.value, dtype)

@@ -16,7 +16,7 @@ from arm_backend_core.ops.image_layout import to_height_width, to_nchw, to_nhwc_
 from arm_backend_core.ops.indexing import gather_constant
 from arm_backend_core.ops.operands import Context, Operand
 from arm_backend_core.ops.reduction import reduce_mean
-from arm_backend_core.ops.registry import Kind, op
+from arm_backend_core.ops.registry import AnnotationKind, op
 from arm_backend_core.ops.spatial_mean import spatial_mean, window_means
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.graph import Value, prod
@@ -66,7 +66,7 @@ def _crop_unread_border(cx: Context, image: Value, window: _PoolingWindow) -> tu
     return image, replace(window, pad=tuple(max(pad, 0) for pad in window.pad))
 
 
-@op(aten.max_pool2d.default, aten.max_pool1d.default, kind=Kind.SHARED)
+@op(aten.max_pool2d.default, aten.max_pool1d.default, kind=AnnotationKind.SHARED)
 def max_pool(
     cx: Context,
     x: Operand,
@@ -121,7 +121,7 @@ def _dilated_max_pool(cx: Context, image: Value, window: _PoolingWindow, dilatio
     return gather_constant(b, image, 2, range(0, valid_size[1], window.stride[1]))
 
 
-@op(aten.avg_pool2d.default, aten.avg_pool1d.default, kind=Kind.SHARED, is_average=True, error_bound=2.0**-14)
+@op(aten.avg_pool2d.default, aten.avg_pool1d.default, kind=AnnotationKind.SHARED, is_average=True, error_bound=2.0**-14)
 def avg_pool(
     cx: Context,
     x: Operand,
@@ -151,7 +151,7 @@ def avg_pool(
     factor = prod(window.kernel) / (divisor_override or prod(window.kernel))
     if divisor_override is None or q is None:
         result = _average_pool(cx, q, image, window)
-        result = result if factor == 1 else cx.b.mul(result, cx.operand(factor))
+        result = result if factor == 1 else cx.b.mul(result, cx.to_value(factor))
     elif factor < 0:
         raise Unsupported(f"divisor_override={divisor_override} on integers; use its magnitude, negate the result")
     else:  # scale the sum, so that it is rounded once

@@ -89,7 +89,7 @@ def _tighten_range(x: FixedPoint) -> FixedPoint:
 
 def _to_int32(y: FixedPoint) -> FixedPoint:
     """The integers of a divisor as INT32. A MUL converts int16: each reader of a RESCALE would get one of its own."""
-    return (y.mul(1) if y.dtype is I16 else y.to_int32()).with_scale(1.0)
+    return (y.to_int32_with_fraction_bits(0) if y.dtype is I16 else y.to_int32()).with_scale(1.0)
 
 
 # -- INT8 results -----------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ class NodeEmitter(Protocol):
     def __call__(self, function: Callable[..., Any], *tensors: Node, layer: Node | None = None, **numbers: Any) -> Any:
         """Raises Unsupported if PyTorch cannot trace the function."""
 
-    def repeat(self, node: Node, **arguments: Any) -> Node:
+    def copy_node(self, node: Node, **arguments: Any) -> Node:
         """Emit a copy of an operator with other values of some arguments, without a trace."""
 
 
@@ -107,7 +107,7 @@ def _project_steps(
     """
     first = emit(_project_inputs, x, *parameters, time_axis=time_axis, groups=groups)
     others = range(1, x.meta["val"].shape[time_axis])
-    return [first, *([emit.repeat(gates, index=step) for gates in first] for step in others)]
+    return [first, *([emit.copy_node(gates, index=step) for gates in first] for step in others)]
 
 
 def _reorder_gates(parameter: Tensor, *, order: Sequence[int]) -> Tensor:

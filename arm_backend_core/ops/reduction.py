@@ -18,7 +18,7 @@ from arm_backend_core.ops.casting import to_bool
 from arm_backend_core.ops.float_expression import FloatExpr
 from arm_backend_core.ops.indexing import reshape_indices
 from arm_backend_core.ops.operands import Context, Operand
-from arm_backend_core.ops.registry import Kind, op
+from arm_backend_core.ops.registry import AnnotationKind, op
 from arm_backend_core.ops.spatial_mean import spatial_mean
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.graph import Value, prod
@@ -39,7 +39,7 @@ def _reduce(cx: Context, kind: str, x: Value, axes: Sequence[int]) -> Value:
     return x
 
 
-def at_least_1d(cx: Context, x: Operand) -> Operand:
+def atleast_1d(cx: Context, x: Operand) -> Operand:
     """Reshape a rank-0 tensor to [1], because PyTorch accepts ``dim=0`` for it. Other tensors stay unchanged."""
     return x if x.rank else Operand(cx.b.reshape(x.value, (1,)), x.q)
 
@@ -51,7 +51,7 @@ def reduce_mean(cx: Context, x: Operand, axes: Sequence[int]) -> Value:
         return fixed_point.mean(cx.b, x.value, x.q, tuple(axes), cx.q) if spatial is None else spatial
     count = prod(x.shape[axis] for axis in axes)
     total = _reduce(cx, "REDUCE_SUM", cx.b.cast(x.value, cx.dtype), axes)
-    return cx.b.mul(total, cx.operand(1.0 / count))
+    return cx.b.mul(total, cx.to_value(1.0 / count))
 
 
 @op(aten.mean.dim, aten.mean.default, absorbs_activation=True, error_bound=2.0**-14, compute_fp32=True)
@@ -59,7 +59,7 @@ def mean(
     cx: Context, x: Operand, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Value:
     """Mean over ``dim``, all dimensions if None."""
-    x = at_least_1d(cx, x)
+    x = atleast_1d(cx, x)
     return cx.b.reshape(reduce_mean(cx, x, _normalize_axes(x, dim)), cx.shape)
 
 
@@ -71,7 +71,7 @@ def sum_(
     cx: Context, x: Operand, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Value:
     """Sum over ``dim``, all dimensions if None."""
-    x = at_least_1d(cx, x)
+    x = atleast_1d(cx, x)
     # In the FP profile, REDUCE_SUM takes no integers, so booleans are summed in FP32, which is exact up to 2**24.
     sums_booleans_in_fp32 = x.value.dtype is DType.BOOL and not cx.target.integer
     numbers = cx.b.cast(x.value, DType.FP32 if sums_booleans_in_fp32 else cx.dtype)
@@ -83,7 +83,7 @@ def _(
     cx: Context, x: Operand, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Value:
     """Sum of quantized numbers, or of booleans with a quantized result."""
-    x = at_least_1d(cx, x)
+    x = atleast_1d(cx, x)
     if x.q is None:  # unquantized operand, quantized result
         if x.value.dtype is not DType.BOOL:
             raise Unsupported(
@@ -122,7 +122,7 @@ def _parse_variance_arguments(
 def _corrected_mean_square(cx: Context, x: Value, axes: Sequence[int], correction: float) -> Value:
     """Sum of x * x over ``axes`` divided by (count - correction), as with ``keepdim=True``."""
     count = prod(x.shape[axis] for axis in axes)
-    return reduce_mean(cx, Operand(cx.b.mul(x, cx.b.mul(x, cx.operand(count / (count - correction))))), axes)
+    return reduce_mean(cx, Operand(cx.b.mul(x, cx.b.mul(x, cx.to_value(count / (count - correction))))), axes)
 
 
 @op(
@@ -135,7 +135,7 @@ def _corrected_mean_square(cx: Context, x: Value, axes: Sequence[int], correctio
 )
 def var(cx: Context, x: Operand, *args: Any, **kwargs: Any) -> Value:
     """Variance over ``dim``."""
-    x = at_least_1d(cx, x)
+    x = atleast_1d(cx, x)
     axes, correction = _parse_variance_arguments(x, *args, **kwargs)
     if x.q is not None:
         return cx.b.reshape(fixed_point.var(cx.b, x.value, x.q, axes, correction, cx.q), cx.shape)
@@ -153,7 +153,7 @@ def var(cx: Context, x: Operand, *args: Any, **kwargs: Any) -> Value:
 )
 def std(cx: Context, x: Operand, *args: Any, **kwargs: Any) -> Value:
     """Standard deviation. The largest deviation is divided out first, so that squares do not overflow."""
-    x = at_least_1d(cx, x)
+    x = atleast_1d(cx, x)
     axes, correction = _parse_variance_arguments(x, *args, **kwargs)
     if x.q is not None:
         return cx.b.reshape(fixed_point.std(cx.b, x.value, x.q, axes, correction, cx.q), cx.shape)
@@ -167,20 +167,20 @@ for _record in (var, std):
     _record.integer_rule(_record.lower)
 
 
-@op(aten.amax.default, kind=Kind.SHARED)
+@op(aten.amax.default, kind=AnnotationKind.SHARED)
 def amax(cx: Context, x: Operand, dim: Sequence[int] = (), keepdim: bool = False) -> Value:
     """Maximum over ``dim``. Quantized values are compared as integers, because quantization is monotonic."""
-    x = at_least_1d(cx, x)
+    x = atleast_1d(cx, x)
     axes = _normalize_axes(x, dim)
     if x.q is not None and axes == (x.rank - 1,):
         return cx.b.reshape(fixed_point.reduce_max(cx.b, x.value, x.q, axes[0]), cx.shape)
     return cx.b.reshape(_reduce(cx, "REDUCE_MAX", x.value, axes), cx.shape)
 
 
-@op(aten.amin.default, kind=Kind.SHARED)
+@op(aten.amin.default, kind=AnnotationKind.SHARED)
 def amin(cx: Context, x: Operand, dim: Sequence[int] = (), keepdim: bool = False) -> Value:
     """Minimum over ``dim``."""
-    x = at_least_1d(cx, x)
+    x = atleast_1d(cx, x)
     return cx.b.reshape(_reduce(cx, "REDUCE_MIN", x.value, _normalize_axes(x, dim)), cx.shape)
 
 
@@ -189,7 +189,7 @@ def _register_any_or_all(kind: str, *overloads: OpOverload) -> None:
 
     @op(*overloads)
     def rule(cx: Context, x: Operand, dim: Sequence[int] | int | None = None, keepdim: bool = False) -> Value:
-        x = at_least_1d(cx, Operand(to_bool(cx, x)))
+        x = atleast_1d(cx, Operand(to_bool(cx, x)))
         return cx.b.reshape(_reduce(cx, kind, x.value, _normalize_axes(x, dim)), cx.shape)
 
     rule.integer_rule(rule.lower)
@@ -202,7 +202,7 @@ _register_any_or_all("REDUCE_ALL", aten.all.default, aten.all.dim, aten.all.dims
 @op(aten.prod.default, aten.prod.dim_int, compute_fp32=True, error_bound=2.0**-10)
 def product(cx: Context, x: Operand, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Value:
     """Product over ``dim``, all dimensions if None."""
-    x = at_least_1d(cx, Operand(cx.b.cast(x.value, cx.dtype)))
+    x = atleast_1d(cx, Operand(cx.b.cast(x.value, cx.dtype)))
     axes = _normalize_axes(x, None if dim is None else [dim])
     return cx.b.reshape(_reduce(cx, "REDUCE_PRODUCT", x.value, axes), cx.shape)
 
@@ -210,7 +210,7 @@ def product(cx: Context, x: Operand, dim: int | None = None, keepdim: bool = Fal
 @product.integer_rule
 def _(cx: Context, x: Operand, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Value:
     """Product of the signs, times exp(sum of ln|x|). Partial products of x itself could exceed 32 bits."""
-    x = at_least_1d(cx, x)
+    x = atleast_1d(cx, x)
     axis, count = (x.rank - 1, x.value.size) if dim is None else (dim % x.rank, x.shape[dim])
     if count == 1:
         return cx.b.reshape(cx.requantize(x, cx.q), cx.shape)
@@ -233,7 +233,7 @@ def _(cx: Context, x: Operand, dim: int | None = None, keepdim: bool = False, *,
 @op(aten.argmax.default, interval=intervals.element_index)
 def argmax(cx: Context, x: Operand, dim: int | None = None, keepdim: bool = False) -> Value:
     """Index of the largest element as int32. ``dim`` is moved to the end, because U55 has ARGMAX only there."""
-    x = at_least_1d(cx, x)
+    x = atleast_1d(cx, x)
     value = cx.b.reshape(x.value, (x.value.size,)) if dim is None else x.value
     axis = 0 if dim is None else dim % x.rank
     order = [*(i for i in range(value.rank) if i != axis), axis]

@@ -20,7 +20,7 @@ from arm_backend_core.ops.intervals import IntervalRule
 Rule = Callable[..., Any]
 
 
-class Kind(Enum):
+class AnnotationKind(Enum):
     """How an operator's tensors get quantization parameters."""
 
     CONV = "weight per channel, bias in the accumulator's scale"
@@ -42,7 +42,7 @@ class Record:
         weight: position of the weight (CONV only).
         bias: position of the bias (CONV only).
         weight_axis: function that returns the output-channel dimension of the weight of an FX node (CONV only).
-        univariate: whether it is elementwise and fusion may merge it with its neighbours into one TABLE.
+        is_univariate: whether it is elementwise and fusion may merge it with its neighbours into one TABLE.
         is_discontinuous: whether the function has jumps and an integer rule. An int16 TABLE would interpolate across a
             jump, so int16 operands use this rule, which is exact.
         evaluate: function that computes the entries of a TABLE from a tensor of operand values; the ATen operator
@@ -64,23 +64,24 @@ class Record:
             saturate.
         is_sinusoid: whether it is the sine or cosine of its operand.
         is_gather: whether it gathers elements of its first operand. The other operands are indices.
-        is_average: whether it averages elements. With ``Kind.SHARED``, the averages are rounded to the shared scale.
+        is_average: whether it averages elements. With ``AnnotationKind.SHARED``, the averages are rounded to the shared
+            scale.
         interval: rule that computes the interval of an integer result. If the operator has several results, the rule
-            takes the ``getitem`` node of one result. None if the interval is unknown. The default for ``Kind.SHARED``
-            is ``intervals.data_movement``.
+            takes the ``getitem`` node of one result. None if the interval is unknown. The default for
+            ``AnnotationKind.SHARED`` is ``intervals.data_movement``.
         error_bound: bound of the integer rule's error, without the rounding of the result. It is relative to the
             largest element of operands and result. 2**-14 is at most two steps of int16.
     """
 
     overloads: tuple[OpOverload, ...]
-    kind: Kind
+    kind: AnnotationKind
     lower: Rule
     lower_integer: Rule | None = None
     activations: tuple[int, ...] | None = None
     weight: int = 1
     bias: int = 2
     weight_axis: Callable[[torch.fx.Node], int] = field(default=lambda node: 0)
-    univariate: bool = False
+    is_univariate: bool = False
     is_discontinuous: bool = False
     evaluate: Callable[..., torch.Tensor] | None = None
     clamp_bounds: Callable[..., tuple[float, float]] | None = None
@@ -153,14 +154,17 @@ def register(record: Entry) -> Entry:
 
 
 def op(
-    *overloads: OpOverload, kind: Kind = Kind.ELEMENTWISE, compute_fp32: bool = False, **attributes: Any
+    *overloads: OpOverload,
+    kind: AnnotationKind = AnnotationKind.ELEMENTWISE,
+    compute_fp32: bool = False,
+    **attributes: Any,
 ) -> Callable[[Rule], Record]:
     """Decorator that registers a function as the rule that lowers ``overloads`` on plain values.
 
     A rule takes a ``Context`` and the operator's arguments in the order of ATen's schema, with each tensor as an
     ``Operand``. It returns the resulting value or ``Operand``, or a list of several. A rule with
-    ``Kind.SHARED`` also lowers quantized values. For other kinds, ``Record.integer_rule`` registers the rule for
-    quantized values.
+    ``AnnotationKind.SHARED`` also lowers quantized values. For other kinds, ``Record.integer_rule`` registers the rule
+    for quantized values.
 
     Args:
         overloads: the ATen overloads.
@@ -175,7 +179,7 @@ def op(
             (lambda cx, *args, **kwargs: cx.compute_in_fp32_or_int32(rule, *args, **kwargs)) if compute_fp32 else rule
         )
         record = Record(overloads, kind, lower, **attributes)
-        if kind is Kind.SHARED:
+        if kind is AnnotationKind.SHARED:
             record.lower_integer = record.lower_integer or rule
             record.interval = record.interval or intervals.data_movement
         return register(record)
@@ -204,7 +208,7 @@ def decomposition(*overloads: OpOverload, **attributes: Any) -> Callable[[Rule],
     return decorate
 
 
-def foreign_decomposition(name: str) -> Callable[[Rule], Rule]:
+def decomposition_by_name(name: str) -> Callable[[Rule], Rule]:
     """Like ``decomposition``, for an operator ``library::name`` whose library may not be loaded.
 
     Raises:

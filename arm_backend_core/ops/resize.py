@@ -21,7 +21,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.ops.image_layout import to_nchw, to_nhwc
 from arm_backend_core.ops.indexing import gather_constant
 from arm_backend_core.ops.operands import Context, Operand
-from arm_backend_core.ops.registry import Kind, op
+from arm_backend_core.ops.registry import AnnotationKind, op
 from arm_backend_core.tosa.graph import Value, prod
 
 aten = torch.ops.aten
@@ -142,7 +142,7 @@ def _split_scale_factors(values: Sequence[float] | None) -> tuple[float | None, 
     return (values[0], values[1]) if values else (None, None)
 
 
-@op(aten.upsample_nearest2d.default, kind=Kind.SHARED)
+@op(aten.upsample_nearest2d.default, kind=AnnotationKind.SHARED)
 def nearest(
     cx: Context, x: Operand, output_size: Sequence[int], scales_h: float | None = None, scales_w: float | None = None
 ) -> Value:
@@ -157,8 +157,8 @@ def _resize_nearest_vec(
     return _resize_nearest(cx, x, _split_scale_factors(scale_factors), shift)
 
 
-op(aten.upsample_nearest2d.vec, kind=Kind.SHARED)(partial(_resize_nearest_vec, shift=0.0))
-op(aten._upsample_nearest_exact2d.vec, kind=Kind.SHARED)(partial(_resize_nearest_vec, shift=0.5))
+op(aten.upsample_nearest2d.vec, kind=AnnotationKind.SHARED)(partial(_resize_nearest_vec, shift=0.0))
+op(aten._upsample_nearest_exact2d.vec, kind=AnnotationKind.SHARED)(partial(_resize_nearest_vec, shift=0.5))
 
 
 # -- bilinear -----------------------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def _linear_sampling(size: int, out: int, factor: float | None, align_corners: b
     return _AxisSampling(size, out, step, (step - 1) / 2)
 
 
-@op(aten.upsample_bilinear2d.default, kind=Kind.SHARED, is_average=True)
+@op(aten.upsample_bilinear2d.default, kind=AnnotationKind.SHARED, is_average=True)
 def bilinear(
     cx: Context,
     x: Operand,
@@ -278,7 +278,7 @@ def _interpolate_by_conv(cx: Context, x: Value, sampling: _AxisSampling) -> tupl
     return b.add(b.mul(first, b.const(_MAX_INT8_WEIGHT, DType.INT32)), second), _MAX_INT8_WEIGHT**2
 
 
-@op(aten.upsample_bilinear2d.vec, kind=Kind.SHARED, is_average=True)
+@op(aten.upsample_bilinear2d.vec, kind=AnnotationKind.SHARED, is_average=True)
 def bilinear_vec(
     cx: Context, x: Operand, output_size: Sequence[int] | None, align_corners: bool, scale_factors: Any = None
 ) -> Value:

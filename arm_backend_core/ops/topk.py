@@ -28,8 +28,8 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops import intervals
 from arm_backend_core.ops.operands import Context, Operand
-from arm_backend_core.ops.reduction import at_least_1d
-from arm_backend_core.ops.registry import Kind, op
+from arm_backend_core.ops.reduction import atleast_1d
+from arm_backend_core.ops.registry import AnnotationKind, op
 from arm_backend_core.targets.hardware import Hardware
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
@@ -106,10 +106,10 @@ def choose_algorithm(hardware: Hardware, rows: int, n: int, k: int) -> Algorithm
     return algorithm
 
 
-@op(aten.topk.default, kind=Kind.SHARED, interval=intervals.values_and_indices)
+@op(aten.topk.default, kind=AnnotationKind.SHARED, interval=intervals.values_and_indices)
 def topk(cx: Context, x: Operand, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> list[Operand]:
     """torch.topk with int32 indices, sorted. Equal elements keep their order; NaN counts as the largest."""
-    b, shape, x = cx.b, cx.shape, at_least_1d(cx, x)
+    b, shape, x = cx.b, cx.shape, atleast_1d(cx, x)
     axis, n = dim % x.rank, x.shape[dim]
     select = choose_algorithm(cx.target.hardware, x.value.size // n, n, k)
     elements = x.value if x.value.dtype.is_float else b.cast(x.value, DType.INT32)  # EQUAL takes no narrower type
@@ -128,7 +128,7 @@ def select_iteratively(b: Builder, x: Value, index_dtype: DType, k: int, axis: i
     for _ in range(k):
         value, is_extreme = _select_extreme(b, x, remaining, axis, largest=largest)
         index = b.reduce("REDUCE_MIN", b.select(is_extreme, positions, b.const(n, index_dtype)), axis)
-        remaining = b.bitwise("LOGICAL_AND", remaining, b.unary("LOGICAL_NOT", b.compare("EQUAL", positions, index)))
+        remaining = b.binary("LOGICAL_AND", remaining, b.unary("LOGICAL_NOT", b.compare("EQUAL", positions, index)))
         selected.append([value, index])
     return [b.concat(parts, axis) for parts in zip(*selected, strict=True)]
 
@@ -146,10 +146,10 @@ def select_by_rank(b: Builder, x: Value, index_dtype: DType, k: int, axis: int, 
             b.unary("LOGICAL_NOT", b.compare("EQUAL", over, over)),
             b.compare("EQUAL", under, under),
         )
-        is_before = b.bitwise("LOGICAL_OR", is_before, b.bitwise("LOGICAL_AND", is_nan, other_is_number))
-        is_before_or_equal = b.bitwise("LOGICAL_OR", is_before_or_equal, is_nan)
+        is_before = b.binary("LOGICAL_OR", is_before, b.binary("LOGICAL_AND", is_nan, other_is_number))
+        is_before_or_equal = b.binary("LOGICAL_OR", is_before_or_equal, is_nan)
     is_earlier_index = b.const(np.tri(n, k=-1, dtype=bool)[None], DType.BOOL)
-    is_before = b.bitwise("LOGICAL_OR", is_before, b.bitwise("LOGICAL_AND", is_before_or_equal, is_earlier_index))
+    is_before = b.binary("LOGICAL_OR", is_before, b.binary("LOGICAL_AND", is_before_or_equal, is_earlier_index))
     is_selected = b.compare(
         "EQUAL", b.reduce("REDUCE_SUM", b.cast(is_before, index_dtype), 2), b.const(np.arange(k), index_dtype)
     )
@@ -164,17 +164,17 @@ def _select_extreme(b: Builder, x: Value, remaining: Value, axis: int, *, larges
     if not x.dtype.is_float:
         low, high = x.dtype.range
         value = b.reduce(*_build_masked_reduction(b, x, remaining, low if largest else high, largest), axis)
-        return value, b.bitwise("LOGICAL_AND", remaining, b.compare("EQUAL", x, value))
+        return value, b.binary("LOGICAL_AND", remaining, b.compare("EQUAL", x, value))
     is_number = b.compare("EQUAL", x, x)
     if largest:  # REDUCE_MAX returns NaN if there is one
         value = b.reduce(*_build_masked_reduction(b, x, remaining, -math.inf, largest), axis)
-        is_extreme = b.bitwise("LOGICAL_OR", b.compare("EQUAL", x, value), b.unary("LOGICAL_NOT", is_number))
-        return value, b.bitwise("LOGICAL_AND", remaining, is_extreme)
-    candidates = b.bitwise("LOGICAL_AND", remaining, is_number)
+        is_extreme = b.binary("LOGICAL_OR", b.compare("EQUAL", x, value), b.unary("LOGICAL_NOT", is_number))
+        return value, b.binary("LOGICAL_AND", remaining, is_extreme)
+    candidates = b.binary("LOGICAL_AND", remaining, is_number)
     has_number = b.reduce("REDUCE_ANY", candidates, axis)
     value = b.reduce(*_build_masked_reduction(b, x, candidates, math.inf, largest), axis)
-    is_extreme = b.bitwise("LOGICAL_OR", b.compare("EQUAL", x, value), b.unary("LOGICAL_NOT", has_number))
-    return b.select(has_number, value, b.const(math.nan, x.dtype)), b.bitwise("LOGICAL_AND", remaining, is_extreme)
+    is_extreme = b.binary("LOGICAL_OR", b.compare("EQUAL", x, value), b.unary("LOGICAL_NOT", has_number))
+    return b.select(has_number, value, b.const(math.nan, x.dtype)), b.binary("LOGICAL_AND", remaining, is_extreme)
 
 
 def _build_masked_reduction(

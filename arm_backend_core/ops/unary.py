@@ -24,7 +24,7 @@ from arm_backend_core.ops import formulas, intervals
 from arm_backend_core.ops.fixed_point.rounding import FixedPointQuotient, divide_by_constant, rounding_rule
 from arm_backend_core.ops.float_expression import FloatExpr
 from arm_backend_core.ops.operands import Context, Operand
-from arm_backend_core.ops.registry import Kind, Record, register
+from arm_backend_core.ops.registry import AnnotationKind, Record, register
 from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
@@ -47,7 +47,7 @@ def register_unary(overload: OpOverload, formula: Formula | None, **attributes: 
 
         def evaluate(inner: Context, *args: Any, **kwargs: Any) -> Value:
             floats = [
-                FloatExpr(cx.b, cx.operand(x, inner.dtype), cx.dtype) if isinstance(x, Operand) else x for x in args
+                FloatExpr(cx.b, cx.to_value(x, inner.dtype), cx.dtype) if isinstance(x, Operand) else x for x in args
             ]
             return formula(*floats, **kwargs).value
 
@@ -60,7 +60,7 @@ def register_unary(overload: OpOverload, formula: Formula | None, **attributes: 
             result = cx.compute_in_fp32_or_int32(evaluate, *args, **kwargs)
         return result
 
-    return register(Record((overload,), Kind.ELEMENTWISE, lower, univariate=True, **attributes))
+    return register(Record((overload,), AnnotationKind.ELEMENTWISE, lower, is_univariate=True, **attributes))
 
 
 def _clamp_bounds(x: Any, min: float | None = None, max: float | None = None) -> tuple[float, float]:

@@ -28,7 +28,7 @@ from arm_backend_core.nodes import (
 )
 from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.loop_markers import LOOP_OUT
-from arm_backend_core.ops.registry import Kind, Record
+from arm_backend_core.ops.registry import AnnotationKind, Record
 from arm_backend_core.quantization.config import QuantizationConfig
 
 ANNOTATION = "quantization_annotation"
@@ -49,13 +49,13 @@ class Annotator:
         self._scale_source: dict[Node, Node] = {}
         for node in self.nodes:
             record, config = find_record(node), config_of(node)
-            if record is None or config is None or node in self.constants or record.kind is Kind.PASSTHROUGH:
+            if record is None or config is None or node in self.constants or record.kind is AnnotationKind.PASSTHROUGH:
                 continue
             sizes = [x.meta["val"].numel() for x in node.all_input_nodes if x in self.constants]
             # A large lookup table stays int8, because int16 would double its bytes.
-            if record.kind is Kind.SHARED and max(sizes, default=0) >= 1 << 20:
+            if record.kind is AnnotationKind.SHARED and max(sizes, default=0) >= 1 << 20:
                 config = replace(config, inner=None)
-            if record.kind is not Kind.CONV or config.weight is not None:
+            if record.kind is not AnnotationKind.CONV or config.weight is not None:
                 self.records[node], self.configs[node] = record, config
         self._result_specs: dict[Node, QuantizationSpec] = {}
 
@@ -74,7 +74,7 @@ class Annotator:
         specs = [self.configs[user].activation for user in users if user in self.configs]
         spec = max(specs, key=lambda spec: spec.quant_max or 0, default=self.configs[node].activation)
         self._result_specs[node] = self.configs[node].activation if node in self.plan.chain_base else spec
-        if self.records[node].kind is Kind.SHARED:
+        if self.records[node].kind is AnnotationKind.SHARED:
             self.configs[node] = replace(self.configs[node], activation=spec)
 
     def make_plan(self) -> FusionPlan:
@@ -130,7 +130,7 @@ class Annotator:
 
     def _annotate(self, node: Node) -> None:
         record = self.records[node]
-        if record.kind is Kind.SHARED:
+        if record.kind is AnnotationKind.SHARED:
             self._annotate_shared(node)
             return
         plan = self.plan
@@ -141,7 +141,7 @@ class Annotator:
             for source in plan.activation_operands(node)
             if source not in plan.fused
         }
-        if record.kind is Kind.CONV:
+        if record.kind is AnnotationKind.CONV:
             weight = node.args[record.weight]
             spec = self.configs[node].weight
             if weight not in self.constants:
@@ -197,17 +197,17 @@ class Annotator:
         - all other operands: ``activation``.
         """
         config, record = self.configs[node], self.records[node]
-        has_one_operand = record.univariate or (
-            record.kind is Kind.SHARED and len(self.plan.activation_operands(node)) == 1
+        has_one_operand = record.is_univariate or (
+            record.kind is AnnotationKind.SHARED and len(self.plan.activation_operands(node)) == 1
         )
         interval = _exact_interval(source) if source in self.records else None
         if interval is not None and (has_one_operand or self._reads_8_bits(node, source, interval)):
             return self._output_spec(source)
         int16, is_recurrent = self.plan.int16_nodes, TIMESTEP_SLOT in node.meta
         owner = self._scale_owner(source)
-        if is_recurrent and record.kind is not Kind.CONV and TIMESTEP_SLOT in owner.meta and owner in int16:
+        if is_recurrent and record.kind is not AnnotationKind.CONV and TIMESTEP_SLOT in owner.meta and owner in int16:
             return self._output_spec(owner)
-        reads_int16 = self.plan.benefits_from_int16(node) or (node in int16 and record.kind is Kind.SHARED)
+        reads_int16 = self.plan.benefits_from_int16(node) or (node in int16 and record.kind is AnnotationKind.SHARED)
         if config.inner is not None and reads_int16 and (is_recurrent or source in int16 or source in self.constants):
             return config.inner
         return config.activation
@@ -218,7 +218,7 @@ class Annotator:
         A calibrated scale would only round them. False for data movement: all its operands share one scale, and the
         other operands need a calibrated one.
         """
-        is_exact = interval in _RANGES_OF_8_BITS.values() and self.records[node].kind is not Kind.SHARED
+        is_exact = interval in _RANGES_OF_8_BITS.values() and self.records[node].kind is not AnnotationKind.SHARED
         return is_exact and self._output_spec(source).dtype is self.configs[node].activation.dtype
 
     def _output_spec(self, node: Node) -> QuantizationSpecBase:
@@ -303,7 +303,7 @@ def _is_gate(node: Node) -> bool:
 def casts_integers(node: Node) -> bool:
     """Whether ``node`` casts integers to floating point."""
     record, sources = find_record(node), node.all_input_nodes
-    is_float_movement = record is not None and record.kind is Kind.SHARED and is_float(node)
+    is_float_movement = record is not None and record.kind is AnnotationKind.SHARED and is_float(node)
     return is_float_movement and bool(sources) and all(map(is_integer_or_bool, sources))
 
 
@@ -323,5 +323,7 @@ def _exact_interval(node: Node) -> tuple[float, float] | None:
 def _has_float_operand_or_result(node: Node) -> bool:
     """Whether ``node`` has a float result, or is an elementwise operator (a comparison) with a float operand."""
     record = find_record(node)
-    is_comparison = record is not None and record.kind is Kind.ELEMENTWISE and any(map(is_float, node.all_input_nodes))
+    is_comparison = (
+        record is not None and record.kind is AnnotationKind.ELEMENTWISE and any(map(is_float, node.all_input_nodes))
+    )
     return is_float(node) or is_comparison

@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 
 from arm_backend_core.nodes import TIMESTEP_SLOT, constant_nodes, describe_node
 from arm_backend_core.ops.catalog import find_record
-from arm_backend_core.ops.registry import Kind
+from arm_backend_core.ops.registry import AnnotationKind
 from arm_backend_core.quantization.annotator import casts_integers
 from arm_backend_core.quantization.observer import RangeObserver, WeightObserver
 
@@ -92,7 +92,7 @@ def describe_observed_tensors(*observed_graphs: tuple[GraphModule, Mapping[Node 
 def register_bias(model: GraphModule, node: Node, observers: Mapping[Node | tuple[Node, Node], Any]) -> None:
     """Register an operator's current bias with the observer of its weight: the bias bounds the scale from below."""
     record = find_record(node)
-    if record is None or record.kind is not Kind.CONV or len(node.args) <= record.bias:
+    if record is None or record.kind is not AnnotationKind.CONV or len(node.args) <= record.bias:
         return
     operands: Any = node.args
     bias = operands[record.bias]
@@ -111,7 +111,7 @@ def find_observed_weight(
     no ``WeightObserver``.
     """
     record = find_record(node)
-    if record is None or record.kind is not Kind.CONV or record.weight_axis(node):
+    if record is None or record.kind is not AnnotationKind.CONV or record.weight_axis(node):
         return None
     weight = node.args[record.weight]
     if not isinstance(weight, Node) or weight.op != "get_attr":

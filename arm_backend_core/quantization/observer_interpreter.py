@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from arm_backend_core.aten.mask_constants import OBSERVED_MINIMUM
+from arm_backend_core.aten.mask_constants import CALIBRATION_MINIMUM
 from arm_backend_core.quantization.graph_interpreter import Branch, BranchConditions, GraphInterpreter
 from arm_backend_core.quantization.non_finite import NonFiniteError, NonFiniteKind
 
@@ -50,11 +50,11 @@ class ObserverInterpreter(GraphInterpreter):
         """Call the callbacks with the value, and return it.
 
         If an observer rejects non-finite elements, the method records the error and replaces them. It also applies
-        ``fill_values``, and clamps the value if the node has an ``OBSERVED_MINIMUM``.
+        ``fill_values``, and clamps the value if the node has a ``CALIBRATION_MINIMUM``.
         """
         callbacks = self._callbacks_by_node.get(node, ())
-        if OBSERVED_MINIMUM in node.meta:
-            value = value.clamp(min=node.meta[OBSERVED_MINIMUM])
+        if CALIBRATION_MINIMUM in node.meta:
+            value = value.clamp(min=node.meta[CALIBRATION_MINIMUM])
         if node in self._fill_values:
             return torch.where(value.isfinite(), value, self._fill_values[node])
         try:

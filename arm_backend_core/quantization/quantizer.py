@@ -18,17 +18,17 @@ from arm_backend_core.aten.functionalize import functionalize
 from arm_backend_core.aten.high_rank import reduce_ranks
 from arm_backend_core.aten.higher_order import inline_higher_order_ops
 from arm_backend_core.aten.int_to_float import promote_integers
-from arm_backend_core.aten.l2_normalization import normalize_to_rms_norm
+from arm_backend_core.aten.l2_normalization import convert_l2_normalize_to_rms_norm
 from arm_backend_core.aten.local_response_norm import rewrite_local_response_norms
 from arm_backend_core.aten.mask_constants import bound_masks, rewrite_extreme_comparisons
 from arm_backend_core.aten.masked_rows import zero_masked_rows
-from arm_backend_core.aten.matmul_to_linear import products_to_linear
+from arm_backend_core.aten.matmul_to_linear import convert_matmuls_to_linear
 from arm_backend_core.aten.scatter_add import rewrite_scatter_adds
 from arm_backend_core.errors import ModelError
 from arm_backend_core.graph_edits import eliminate_dead_code
 from arm_backend_core.nodes import constant_nodes, describe_node, is_float, modules_of
 from arm_backend_core.ops.catalog import find_record
-from arm_backend_core.ops.registry import Kind
+from arm_backend_core.ops.registry import AnnotationKind
 from arm_backend_core.quantization.algorithms.channel_affine import fold_channel_affines
 from arm_backend_core.quantization.algorithms.coordinate_precision import find_coordinate_nodes
 from arm_backend_core.quantization.algorithms.group_norms import layer_norms_to_group_norms
@@ -119,7 +119,7 @@ class ArmQuantizer(Quantizer):
         _set_attribute_values(model)
         fold_constant_weights(model)
         fold_batch_norms(model)
-        normalize_to_rms_norm(model)
+        convert_l2_normalize_to_rms_norm(model)
         rewrite_local_response_norms(model)
         layer_norms_to_group_norms(model)
         hardware = ConsultedHardware.of(self.compile_spec.target.hardware)
@@ -131,7 +131,7 @@ class ArmQuantizer(Quantizer):
         rewrite_extreme_comparisons(model)
         promote_integers(model)
         zero_masked_rows(model)
-        products_to_linear(model, hardware, self._has_int16_activations)
+        convert_matmuls_to_linear(model, hardware, self._has_int16_activations)
         fold_channel_affines(model, hardware, lambda node: self._config(modules_of(node)))
         bound_masks(model)
         eliminate_dead_code(model.graph)  # operators that the passes above replaced
@@ -242,7 +242,7 @@ _CONVERSION_ADVICE = "remove the conversion to {} (.to, torch.autocast) from the
 
 def _check_dtype(node: Node) -> None:
     record = find_record(node)
-    if record is None or record.kind is Kind.PASSTHROUGH or not is_float(node):
+    if record is None or record.kind is AnnotationKind.PASSTHROUGH or not is_float(node):
         return
     values = node.meta["val"]
     dtype = (values[0] if isinstance(values, (list, tuple)) else values).dtype

@@ -57,7 +57,7 @@ class Builder:
         origins = self.origins or merge_origins(value.producer for value in inputs if value.producer is not None)
         origins = origins or {Origin(inputs[0].name if inputs else "", COPY_OPERATOR): 1}
         if kind == "TRANSPOSE":
-            origins = {replace(origin, moves=True): work for origin, work in origins.items()}
+            origins = {replace(origin, is_transpose=True): work for origin, work in origins.items()}
         op = Op(kind, list(inputs), Value((), dtype, kind.lower()), attrs, origins)
         op.output.shape = tuple(int(size) for size in OPERATORS[kind].shape(op))
         return op
@@ -215,7 +215,7 @@ class Builder:
         """a >> b; zeros are shifted in."""
         return self._binary("LOGICAL_RIGHT_SHIFT", a, b)
 
-    def bitwise(self, kind: str, a: Value, b: Value) -> Value:
+    def binary(self, kind: str, a: Value, b: Value) -> Value:
         """BITWISE_AND, BITWISE_OR, BITWISE_XOR, INTDIV, LOGICAL_AND, LOGICAL_OR or LOGICAL_XOR."""
         return self._binary(kind, a, b)
 
@@ -339,7 +339,7 @@ class Builder:
         ``scale`` is one number, or one number per channel (the last dimension). INT48 input has 16-bit multipliers.
         ``input_unsigned`` reads the bits of an INT8 value as uint8; ``input_zp`` is then from 0 to 255.
         """
-        multiplier, shift = quantized_multipliers(np.atleast_1d(scale), 16 if x.dtype is DType.INT48 else 32)
+        multiplier, shift = quantize_multipliers(np.atleast_1d(scale), 16 if x.dtype is DType.INT48 else 32)
         return self._unary(
             "RESCALE",
             x,
@@ -361,8 +361,8 @@ def reduce_attributes(kind: str, axis: int) -> dict[str, Any]:
     return {"axis": axis, **({"nan_mode": "PROPAGATE"} if kind in ("REDUCE_MAX", "REDUCE_MIN") else {})}
 
 
-def quantized_multipliers(scales: Array, bits: int) -> tuple[Array, Array]:
-    """Multipliers and right shifts with scale = multiplier * 2**-shift (TOSA 1.0, section 1.12 and RESCALE).
+def quantize_multipliers(scales: Array, bits: int) -> tuple[Array, Array]:
+    """Quantize scales to multipliers and right shifts: scale = multiplier * 2**-shift (TOSA 1.0, 1.12 and RESCALE).
 
     The multiplier has ``bits`` - 1 bits (31 or 15). TOSA allows shifts from 2 to 62. A scale that would need a larger
     shift is rounded to a multiple of 2**-62, which may be 0.

@@ -28,14 +28,15 @@ class Origin:
         operator: ATen operator of this node.
         source: source line of the node in the user's model.
         module: submodule of the node in the user's model.
-        moves: whether the TOSA operator is a TRANSPOSE that was inserted for this node, and not its arithmetic.
+        is_transpose: whether the operator was emitted as a TRANSPOSE: the model's own permutation, or one that was
+            inserted to change a layout. Passes may replace it by other operators.
     """
 
     node: str
     operator: str
     source: str = ""
     module: str = ""
-    moves: bool = False
+    is_transpose: bool = False
 
 
 #: ``Origin.operator`` of operators without a node: they copy an input or a constant to an output.

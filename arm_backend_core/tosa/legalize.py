@@ -1,7 +1,7 @@
 """Legalization: emit bit-exact replacements of operators that TOSA or the target lacks.
 
 ``LegalizingBuilder`` overrides the typed methods of ``Builder`` for limits of TOSA 1.0 and of Ethos-U. It does not
-override ``emit``, so that a pass gets an error if it emits an operator that the target lacks. ``Int32HalvesBuilder``
+override ``emit``, so that a pass gets an error if it emits an operator that the target lacks. ``FloatProfileBuilder``
 overrides ``emit`` too. It replaces data movement and comparisons of INT32, which the FP profile lacks.
 """
 
@@ -127,8 +127,8 @@ class LegalizingBuilder(Builder):
         sign = self.sub(self.sub(one, one), self.logical_right_shift(a, sign_shift))
         return self.add(self.logical_right_shift(magnitude, b), self.logical_left_shift(sign, self.sub(sign_shift, b)))
 
-    def bitwise(self, kind: str, a: Value, b: Value) -> Value:
-        """Emit a bitwise operator. If the target lacks BITWISE_AND, a & (2**n - 1) becomes a - (a >> n) * 2**n."""
+    def binary(self, kind: str, a: Value, b: Value) -> Value:
+        """Emit ``kind``. If the target lacks BITWISE_AND, a & (2**n - 1) becomes a - (a >> n) * 2**n."""
         is_lacking = kind == "BITWISE_AND" and (not self.target.integer or kind in self.target.hardware.unsupported)
         if is_lacking and b.data is not None:
             masks = b.data.astype(np.int64)
@@ -136,7 +136,7 @@ class LegalizingBuilder(Builder):
                 shifts, powers = np.where(masks < 0, 0, np.log2(masks.clip(0) + 1)), np.where(masks < 0, 0, masks + 1)
                 high_bits = self.arithmetic_right_shift(a, self.const(shifts, a.dtype))
                 return self.sub(a, self.mul(high_bits, self.const(powers, a.dtype)))
-        return super().bitwise(kind, a, b)
+        return super().binary(kind, a, b)
 
     def select(self, condition: Value, a: Value, b: Value) -> Value:
         """Emit a SELECT. FP8 operands are cast to FP16, which represents all FP8 values."""
@@ -223,10 +223,11 @@ class LegalizingBuilder(Builder):
         return super().gather(values, indices)
 
 
-class Int32HalvesBuilder(LegalizingBuilder):
-    """A builder for the FP profile, which has arithmetic and logical shifts of INT32, but lacks other INT32 operators.
+class FloatProfileBuilder(LegalizingBuilder):
+    """A builder for the FP profile, which has few INT32 operators.
 
-    Data movement and comparisons of INT32 operate on two FP32 values: the high and the low 16 bits.
+    TOSA 1.0 has ADD, SUB, MUL, INTDIV, logical shifts, IDENTITY and CAST there, but no arithmetic shift. Data
+    movement and comparisons of INT32 operate on two FP32 values: the high and the low 16 bits.
     """
 
     def emit(self, kind: str, inputs: Sequence[Value], dtype: DType, /, **attrs: Any) -> Value:

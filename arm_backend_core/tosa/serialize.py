@@ -75,7 +75,7 @@ class _Writer:
             getattr(attribute, op.kind.title().replace("_", "") + "Attribute")(*regions)
         else:
             record = OPERATORS[op.kind]
-            operands += [self._write_constant_operand(op, name, source) for name, source in record.operands]
+            operands += [self._write_constant_operand(op, name, source) for name, source in record.constant_operands]
             fields = [self._attribute_field(op, name) for name in record.fields]
             getattr(attribute, record.attribute + "Attribute")(*fields)
         for value in op.results:

@@ -132,14 +132,14 @@ def _cache_key() -> str:
 
 def _read_records() -> list[dict[str, Any]]:
     """Read the operators from the compiler's records."""
-    from arm_backend_core.ops.catalog import records
+    from arm_backend_core.ops.catalog import aten_records
     from arm_backend_core.ops.registry import Composite
 
     rows = []
-    for overload, record in records().items():
+    for overload, record in aten_records().items():
         row: dict[str, Any] = {"operator": str(overload), "integer": None, "annotation": None}
         if not isinstance(record, Composite):
-            row["integer"] = "rule" if record.lower_integer else "table" if record.univariate else "none"
+            row["integer"] = "rule" if record.lower_integer else "table" if record.is_univariate else "none"
             row["annotation"] = record.kind.name.lower()
         rows.append(row)
     return sorted(rows, key=lambda row: str(row["operator"]))

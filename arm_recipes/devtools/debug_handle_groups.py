@@ -20,7 +20,7 @@ from torch.fx import Node
 
 from arm_backend_core.nodes import first_result, is_dequantize, is_quantize
 from arm_backend_core.ops.catalog import find_record
-from arm_backend_core.ops.registry import Kind
+from arm_backend_core.ops.registry import AnnotationKind
 from arm_recipes.runtime.tosa_flatbuffer import TosaOperator
 
 #: TOSA operators that only change the shape or the order of the axes of their operand, or copy it. Operators that move
@@ -241,7 +241,7 @@ def _is_quantized_by_readers(node: Node) -> bool:
 def _is_data_movement(node: Node) -> bool:
     """Whether a node may be pure data movement."""
     record = find_record(node)
-    return record is None or record.kind is Kind.SHARED
+    return record is None or record.kind is AnnotationKind.SHARED
 
 
 def _matches_result(value: _ComputedValue, operator: TosaOperator) -> bool:

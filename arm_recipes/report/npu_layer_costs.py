@@ -319,18 +319,18 @@ class DelegateProfile:
         if origin.operator == COPY_OPERATOR:
             return _LayerKey("", "", "boundary", _COPY_REASON)
         operator = origin.operator.removeprefix("aten.").split(".")[0]
-        if not origin.moves and not origin.operator.startswith(_CONVERSION_PREFIXES):
+        if not origin.is_transpose and not origin.operator.startswith(_CONVERSION_PREFIXES):
             return _LayerKey(origin.module, origin.source, "layer", "" if origin.module else "the model's own forward")
         for side, boundary_operators in (("input", self._input_operators), ("output", self._output_operators)):
             if i in boundary_operators:
-                explanation = _LAYOUT_REASONS[side] if origin.moves else _TYPE_REASON
+                explanation = _LAYOUT_REASONS[side] if origin.is_transpose else _TYPE_REASON
                 return _LayerKey(
                     origin.module,
                     origin.source,
                     "boundary",
                     f"{side} '{boundary_operators[i]}' of the delegate {explanation}",
                 )
-        if not origin.moves:
+        if not origin.is_transpose:
             return _LayerKey(origin.module, origin.source, "conversion", "adjacent operators differ in scale or type")
         own = f"the model's own {operator}"
         reason = own if operator in _PERMUTE_OPERATORS else f"{operator} uses another dimension order"
@@ -340,7 +340,7 @@ class DelegateProfile:
         """Whether TOSA operator ``i`` only moves data, or converts the type or the quantization parameters."""
         if self.record.tosa_operators[i] in _VIEW_OPERATORS:
             return True
-        return all(o.moves or o.operator.startswith(_CONVERSION_PREFIXES) for o, _ in self.record.origins[i])
+        return all(o.is_transpose or o.operator.startswith(_CONVERSION_PREFIXES) for o, _ in self.record.origins[i])
 
     @cached_property
     def _input_operators(self) -> dict[int, str]:

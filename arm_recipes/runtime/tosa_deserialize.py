@@ -151,11 +151,11 @@ class _Block:
         record = OPERATORS.get(kind)
         if record is None or record.is_placeholder:
             raise PayloadError("the compiler has no such operator")
-        input_count = len(inputs) - len(record.operands)
-        expected_inputs = max(input_count, 1) if record.variadic else len(record.rows[0].inputs)
+        input_count = len(inputs) - len(record.constant_operands)
+        expected_inputs = max(input_count, 1) if record.is_variadic else len(record.rows[0].inputs)
         expected_results = 2 if kind == "CAST_TO_BLOCK_SCALED" else 1
         if input_count != expected_inputs or len(outputs) != expected_results:
-            expected = f"{expected_inputs + len(record.operands)} operands and {expected_results} results"
+            expected = f"{expected_inputs + len(record.constant_operands)} operands and {expected_results} results"
             raise PayloadError(f"{len(inputs)} operands and {len(outputs)} results, not {expected}")
         operands = [self._look_up(name) for name in inputs[:input_count]]
         op = self._create_op(kind, operands, outputs, {})
@@ -207,7 +207,7 @@ class _Block:
 
     def _read_attributes(self, record: Operator, op: Op, fields: Table, constants: tuple[str, ...]) -> dict[str, Any]:
         attrs = {name: self._read_field(fields, i, name, op) for i, name in enumerate(record.fields)}
-        for (name, operand_type), operand in zip(record.operands, constants, strict=True):
+        for (name, operand_type), operand in zip(record.constant_operands, constants, strict=True):
             if operand_type == "shape":
                 if operand not in self.constant_shapes:
                     raise PayloadError(f"its {name} is not a constant shape")

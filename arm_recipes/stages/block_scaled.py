@@ -10,7 +10,7 @@ from torch import nn
 from torchao.core.config import AOBaseConfig
 from torchao.quantization.transform_module import register_quantize_module_handler
 
-from arm_backend_core.ops.block_scaled import FORMATS, MX_CONV2D, MX_LINEAR
+from arm_backend_core.ops.block_scaled import MX_CONV2D, MX_LINEAR, TORCHAO_FORMATS
 
 
 @dataclass
@@ -30,8 +30,8 @@ class MXConfig(AOBaseConfig):
     format: str = "fp8e4m3"
 
     def __post_init__(self) -> None:
-        if self.format not in FORMATS:
-            raise ValueError(f"format={self.format!r}: there is no such format. Allowed: {', '.join(FORMATS)}")
+        if self.format not in TORCHAO_FORMATS:
+            raise ValueError(f"format={self.format!r}: there is no such format. Allowed: {', '.join(TORCHAO_FORMATS)}")
 
 
 class MXLinear(nn.Linear):

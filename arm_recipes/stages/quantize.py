@@ -248,7 +248,7 @@ class FastQuantizeStage(QuantizeStage):
     ) -> dict[str, ExportedProgram]:
         """Quantize the programs. Calibrates the methods in order; each starts with the buffers of the previous one."""
         from arm_backend_core import compilation_log
-        from arm_backend_core.aten.constant_folding import fold_computed_parameters
+        from arm_backend_core.aten.constant_folding import fold_constant_weights_of_program
         from arm_backend_core.program import copy_program
         from arm_backend_core.quantization.algorithms.cross_layer_equalization import equalize
         from arm_backend_core.quantization.cross_method_observers import share_observers
@@ -257,7 +257,7 @@ class FastQuantizeStage(QuantizeStage):
         from arm_backend_core.quantization.state_observers import StateProbe
 
         for program in programs.values():
-            fold_computed_parameters(program)
+            fold_constant_weights_of_program(program)
         shared_tensors, passes = SharedTensors(), self._quantization_recipe.pre_convert_passes or ()
         algorithms = recipe_algorithms(self._quantization_recipe)
         is_trained = any(isinstance(pass_, SetTrainedRanges) for pass_ in passes)

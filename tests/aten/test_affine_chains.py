@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from arm_backend_core.aten.affine_chains import Chain, find_chains
+from arm_backend_core.aten.affine_chains import AffineChain, find_affine_chains
 from arm_backend_core.aten.constant_folding import Constants
 
 
@@ -49,10 +49,10 @@ UNMATCHED: dict[str, Callable[[Tensor, Constant], Tensor]] = {
 }
 
 
-def _find(function: Callable[[Tensor, Constant], Tensor], axis: int) -> tuple[list[Chain], Constant, Tensor]:
+def _find(function: Callable[[Tensor, Constant], Tensor], axis: int) -> tuple[list[AffineChain], Constant, Tensor]:
     model, x = Constant(function), torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(1))
     module = torch.export.export(model, (x,)).module()
-    return find_chains(module.graph, Constants(module), axis), model, x
+    return find_affine_chains(module.graph, Constants(module), axis), model, x
 
 
 @pytest.mark.parametrize("name", CHAINS)
@@ -85,7 +85,7 @@ def test_a_chain_ends_where_its_result_is_read_twice() -> None:
     chains, _, _ = _find(function, 1)
     assert [len(chain.nodes) for chain in chains] == [1, 2]
     assert chains[1].source is chains[0].last
-    assert [chain.is_trained for chain in chains] == [False, True]
+    assert [chain.has_parameter for chain in chains] == [False, True]
 
 
 def test_a_sum_has_no_gain_and_a_product_no_offset() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune, weight_norm
 
-from arm_backend_core.aten.constant_folding import fold_computed_parameters
+from arm_backend_core.aten.constant_folding import fold_constant_weights_of_program
 from arm_recipes import ArmRecipeType, ExportRecipe, export
 from tests.small_models import Samples, Small
 
@@ -84,13 +84,13 @@ class _WritesItsWeight(nn.Module):
 def test_weights_that_depend_on_state_are_not_folded() -> None:
     program = torch.export.export(_WritesItsWeight().eval(), (torch.ones(1, 4),))
     before = [node.target for node in program.graph.nodes]
-    fold_computed_parameters(program)
+    fold_constant_weights_of_program(program)
     assert [node.target for node in program.graph.nodes] == before
 
 
 def test_folded_weights_have_the_names_of_their_layers() -> None:
     program = torch.export.export(_prune(Small(), False), _SAMPLES[0])
-    fold_computed_parameters(program)
+    fold_constant_weights_of_program(program)
     assert {"body.0.weight", "head.weight"} <= set(program.state_dict)
     assert not any("mask" in name or "orig" in name for name in program.state_dict)
     assert torch.equal(program.module(check_guards=False)(*_SAMPLES[0]), _prune(Small(), True)(*_SAMPLES[0]))

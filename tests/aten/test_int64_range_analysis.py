@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from arm_backend_core.aten.int64_range_analysis import Intervals
+from arm_backend_core.aten.int64_range_analysis import IntervalAnalysis
 from arm_backend_core.nodes import INTERVAL
 from arm_backend_core.ops.intervals import ASSUMED_INTERVAL, INT64
 
@@ -29,7 +29,7 @@ def _infer(function: Callable[..., Any], *intervals: tuple[int, int]) -> tuple[N
     graph = make_fx(function, tracing_mode="fake", pre_dispatch=True)(
         *(torch.ones(2, 3, dtype=torch.int64) for _ in intervals)
     ).graph
-    inferred = Intervals({})
+    inferred = IntervalAnalysis({})
     for node, interval in zip(graph.find_nodes(op="placeholder"), intervals, strict=True):
         node.meta[INTERVAL] = interval
     for node in graph.nodes:
@@ -100,7 +100,7 @@ def test_operand_that_may_exceed_int32_is_found() -> None:
 
     node, interval = _infer(read, (0, 1 << 20))
     assert interval == (-(1 << 40), 0)
-    inferred = Intervals({})
+    inferred = IntervalAnalysis({})
     product = node.all_input_nodes[0]
     product.all_input_nodes[0].meta[INTERVAL] = (0, 1 << 20)
     assert not inferred.fits_int32(product)
@@ -117,7 +117,7 @@ def test_indices_and_casts_are_exempt_from_the_overflow_check() -> None:
     for function, count in ((index, 2), (convert, 1)):
         graph = _trace(function, count)
         (reader,) = graph.output_node().all_input_nodes
-        inferred = Intervals({})
+        inferred = IntervalAnalysis({})
         for each in graph.find_nodes(op="call_function", target=aten.mul.Tensor):
             each.all_input_nodes[0].meta[INTERVAL] = (0, 1 << 20)
             assert not inferred.fits_int32(each)

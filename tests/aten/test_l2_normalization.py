@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from arm_backend_core.aten.l2_normalization import normalize_to_rms_norm
+from arm_backend_core.aten.l2_normalization import convert_l2_normalize_to_rms_norm
 
 aten = torch.ops.aten
 
@@ -26,7 +26,7 @@ def test_normalize_keeps_its_value(eps: float, is_rewritten: bool) -> None:
     """A large ``eps``, up to which the operator divides by ``eps`` itself, is not rewritten."""
     x = torch.linspace(-1, 1, 48).reshape(2, 8, 3)
     module = torch.export.export(_Normalize(eps), (x,)).module()
-    normalize_to_rms_norm(module)
+    convert_l2_normalize_to_rms_norm(module)
     module.recompile()
     assert bool(module.graph.find_nodes(op="call_function", target=aten.rms_norm.default)) is is_rewritten
     torch.testing.assert_close(module(x), _Normalize(eps)(x))

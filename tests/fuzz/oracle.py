@@ -43,7 +43,7 @@ from arm_backend_core.cortex_m.quantizer import CortexMQuantizer
 from arm_backend_core.delegate import delegate
 from arm_backend_core.errors import ArmBackendError, InternalError, ModelError
 from arm_backend_core.nodes import is_dequantize, overload_of
-from arm_backend_core.ops.catalog import find_record, records
+from arm_backend_core.ops.catalog import aten_records, find_record
 from arm_backend_core.ops.registry import Record
 from arm_backend_core.program import TENSOR_KINDS
 from arm_backend_core.quantization import (
@@ -819,7 +819,7 @@ class _Float64Follower(_TargetFollower, _PerturbedInterpreter):
         if self._direction == 1.0 and overload is not None and overload._schema.name in _COMPARISONS:
             x, y = args
             args = x, torch.where((x - y).abs() <= self._equality_tolerance, x, y) if isinstance(y, Tensor) else y
-        record = None if overload is None else records().get(overload)
+        record = None if overload is None else aten_records().get(overload)
         self._error = record.error_bound if isinstance(record, Record) else 0.0
         return super().call_function(target, args, kwargs)
 
@@ -859,7 +859,7 @@ def _find_univariate_region(quantize: torch.fx.Node, constants: Collection[str])
             bases.add(node.all_input_nodes[0])
             continue
         record = find_record(node)
-        if record is None or not record.univariate:
+        if record is None or not record.is_univariate:
             return None
         todo += node.all_input_nodes
     if len(bases) != 1 or not isinstance(next(iter(bases)).meta.get("val"), Tensor):

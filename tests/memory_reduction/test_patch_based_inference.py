@@ -24,7 +24,7 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa import reference_model
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Value
-from arm_backend_core.tosa.passes.pipeline import check, finish
+from arm_backend_core.tosa.passes.pipeline import assert_serializable, run_last_passes
 from arm_backend_core.tosa.serialize import serialize
 
 RNG = np.random.default_rng(0)
@@ -102,8 +102,8 @@ def test_patches_give_bit_equal_results(
     rewrite_to_patches(patched, target, stage, patches)
     patched.verify()
     for each in (graph, patched):
-        finish(each, target)
-        check(each, target)
+        run_last_passes(each, target)
+        assert_serializable(each, target)
     assert sum(op.kind == "SLICE" for op in patched.ops) >= grid[0] * grid[1] - 1
     x = RNG.integers(-128, 128, shape, dtype=np.int8)
     (expected,), (computed,) = (reference_model.run(serialize(each), [x]) for each in (graph, patched))

@@ -11,7 +11,7 @@ from torchao.quantization import quantize_
 
 from arm_backend_core.delegate import delegate
 from arm_backend_core.errors import ModelError
-from arm_backend_core.ops.block_scaled import FORMATS, fake_quantize_blocks, quantize_blocks
+from arm_backend_core.ops.block_scaled import TORCHAO_FORMATS, fake_quantize_blocks, quantize_blocks
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec, TosaCompileSpec, VgfCompileSpec
 from arm_backend_core.targets.target import Target
 from arm_recipes import ArmRecipeType, ExportRecipe, export, load
@@ -50,7 +50,7 @@ def _layers(name: str, format: str) -> tuple[nn.Module, Tensor]:
     return model, _draw_uneven_channels(shape)
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", TORCHAO_FORMATS)
 @pytest.mark.parametrize("name", _LAYERS)
 def test_block_scaled_layers_equal_fake_quantization_in_pytorch(name: str, format: str) -> None:
     model, x = _layers(name, format)
@@ -59,7 +59,7 @@ def test_block_scaled_layers_equal_fake_quantization_in_pytorch(name: str, forma
     torch.testing.assert_close(lowered.module()(x), model(x), rtol=1e-5, atol=1e-6 * float(model(x).abs().max()))
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", TORCHAO_FORMATS)
 def test_each_block_is_rounded_with_its_own_scale(format: str) -> None:
     """Rounding changes values, so that the test above can fail. A factor on one block changes its scale only."""
     x = _draw_uneven_channels((3, 64))
@@ -90,7 +90,7 @@ def test_layers_that_read_one_tensor_share_its_cast_to_block_scaled() -> None:
         torch.testing.assert_close(result, layer(x))
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", TORCHAO_FORMATS)
 def test_option_mx_block_scales_the_layers_of_a_model(format: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(
@@ -141,7 +141,7 @@ def test_can_block_scale_accepts_linear_and_plain_conv2d() -> None:
 
 
 def test_refusals_of_block_scaled_programs_and_options() -> None:
-    assert tuple(FORMATS) == options.MX_FORMATS
+    assert tuple(TORCHAO_FORMATS) == options.MX_FORMATS
     model, x = _layers("linear", "fp8e4m3")
     program = torch.export.export(model, (x,))
     for spec in (TosaCompileSpec("TOSA-1.0+FP"), EthosUCompileSpec("ethos-u85-256")):

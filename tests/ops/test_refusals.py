@@ -14,7 +14,7 @@ from torch import nn
 from arm_backend_core import compilation_log
 from arm_backend_core.delegate import delegate
 from arm_backend_core.errors import CompileError, FullDelegationError, ModelError
-from arm_backend_core.ops.catalog import records
+from arm_backend_core.ops.catalog import aten_records
 from arm_backend_core.ops.registry import op
 from arm_backend_core.selection import select
 from tests.ops import runner
@@ -320,10 +320,10 @@ def test_an_exception_of_a_pass_names_the_delegate(monkeypatch: pytest.MonkeyPat
 def test_op_refuses_overload_packets_and_registered_overloads(
     overload: Any, error: type[Exception], words: str
 ) -> None:
-    before = dict(records())
+    before = dict(aten_records())
     with pytest.raises(error, match=words):
         op(overload)(lambda cx, x, y: x.value)
-    assert dict(records()) == before
+    assert dict(aten_records()) == before
 
 
 def test_require_full_delegation_raises_with_the_reason() -> None:

@@ -170,7 +170,7 @@ _DATA_MOVEMENT: tuple[_Emit, ...] = (
 )
 _ANY_TYPE: tuple[_Emit, ...] = (
     lambda b, x, y, rng: b.cast(x, rng.choice([dtype for dtype in _TYPES[1:] if dtype is not x.dtype])),
-    lambda b, x, y, rng: b.bitwise(rng.choice(("BITWISE_AND", "BITWISE_OR", "BITWISE_XOR")), x, y),
+    lambda b, x, y, rng: b.binary(rng.choice(("BITWISE_AND", "BITWISE_OR", "BITWISE_XOR")), x, y),
     _select,
 )
 _INT8_OR_INT16: tuple[_Emit, ...] = (

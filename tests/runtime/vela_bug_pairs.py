@@ -11,7 +11,7 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Value, prod
 from arm_backend_core.tosa.passes import peephole_movement
-from arm_backend_core.tosa.passes.pipeline import finish, run
+from arm_backend_core.tosa.passes.pipeline import run, run_last_passes
 from arm_backend_core.tosa.passes.rewrite import rewrite_to_fixpoint
 from tests.graphs import build_graph, make_target
 from tests.runtime.vela_bugs import COMPILED_CORRECTLY, REPRODUCERS, Reproducer
@@ -39,7 +39,7 @@ def run_passes(pair: Reproducer, target: Target, seed: int) -> Graph:
         run(written, target)
     else:
         rewrite_to_fixpoint(written, target, {"IDENTITY": peephole_movement.RULES["IDENTITY"]})
-        finish(written, target)
+        run_last_passes(written, target)
     return written
 
 

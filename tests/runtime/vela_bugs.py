@@ -89,7 +89,7 @@ def _narrow(b: Builder, x: Value) -> Value:
 
 
 def _narrow_in_chain(b: Builder, x: Value) -> Value:
-    return b.bitwise("BITWISE_OR", _narrow(b, x), x)
+    return b.binary("BITWISE_OR", _narrow(b, x), x)
 
 
 def _widened_again(b: Builder, x: Value) -> Value:
@@ -260,7 +260,7 @@ def _gathered(b: Builder, x: Value, i: Value, y: Value) -> tuple[Value, ...]:
 
 
 def _small(b: Builder, i: Value) -> Value:
-    return b.bitwise("BITWISE_AND", i, b.const([[7]], DType.INT32))
+    return b.binary("BITWISE_AND", i, b.const([[7]], DType.INT32))
 
 
 def _returned_input(b: Builder, x: Value) -> tuple[Value, ...]:
@@ -680,7 +680,7 @@ def _padded_lookup(b: Builder, x: Value) -> Value:
 
 def _bits_scaled(b: Builder, x: Value) -> Value:
     scaled = b.rescale(x, DType.INT8, 0.6)
-    return b.bitwise("BITWISE_AND", scaled, b.const(np.full((1,) * x.rank, 7), DType.INT8))
+    return b.binary("BITWISE_AND", scaled, b.const(np.full((1,) * x.rank, 7), DType.INT8))
 
 
 def _zeros_counted(b: Builder, x: Value) -> Value:

@@ -94,7 +94,7 @@ class _OperatorDraw:
     def zero_points(self) -> dict[str, int]:
         """Draw the zero points; those that must be 0 are mostly 0."""
         result = {}
-        for name, how in self.record.operands:
+        for name, how in self.record.constant_operands:
             if name.endswith("_zp"):
                 dtype = self.output if how == "output" else self.types[min(int(how[-1]), len(self.types) - 1)]
                 free = dtype is DType.INT8 or (self.rarely(10) and not dtype.is_float and dtype is not DType.BOOL)

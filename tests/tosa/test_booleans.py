@@ -64,12 +64,12 @@ def test_comparisons_at_the_limits_of_int32(kind: str, constant_operand: str, em
 
 
 _MASKS: dict[str, Callable[[Builder, Value, Value], Value]] = {
-    "LOGICAL_AND": lambda b, p, q: b.bitwise("LOGICAL_AND", p, q),
-    "LOGICAL_OR": lambda b, p, q: b.bitwise("LOGICAL_OR", p, q),
-    "LOGICAL_XOR": lambda b, p, q: b.bitwise("LOGICAL_XOR", p, q),
-    "LOGICAL_NOT": lambda b, p, q: b.unary("LOGICAL_NOT", b.bitwise("LOGICAL_AND", p, q)),
-    "REDUCE_ALL": lambda b, p, q: b.bitwise("LOGICAL_OR", b.reduce("REDUCE_ALL", p, 1), q),
-    "REDUCE_ANY": lambda b, p, q: b.bitwise("LOGICAL_AND", b.reduce("REDUCE_ANY", p, 1), q),
+    "LOGICAL_AND": lambda b, p, q: b.binary("LOGICAL_AND", p, q),
+    "LOGICAL_OR": lambda b, p, q: b.binary("LOGICAL_OR", p, q),
+    "LOGICAL_XOR": lambda b, p, q: b.binary("LOGICAL_XOR", p, q),
+    "LOGICAL_NOT": lambda b, p, q: b.unary("LOGICAL_NOT", b.binary("LOGICAL_AND", p, q)),
+    "REDUCE_ALL": lambda b, p, q: b.binary("LOGICAL_OR", b.reduce("REDUCE_ALL", p, 1), q),
+    "REDUCE_ANY": lambda b, p, q: b.binary("LOGICAL_AND", b.reduce("REDUCE_ANY", p, 1), q),
     "SELECT": lambda b, p, q: b.select(p, q, b.unary("LOGICAL_NOT", q)),
     "data movement": lambda b, p, q: b.concat(
         [b.reverse(p, 1), b.pad(b.narrow(q, 1, 1, 3), [(0, 0), (2, 3), (0, 0)], True)], 2

@@ -14,7 +14,7 @@ from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.legality import op_refusal
 from arm_backend_core.tosa.legalize import LegalizingBuilder
 from arm_backend_core.tosa.passes.pipeline import Pass, run, simplify
-from arm_backend_core.tosa.passes.space_to_depth import reduce_strides
+from arm_backend_core.tosa.passes.space_to_depth import apply_space_to_depth
 from arm_backend_core.tosa.passes.transpose_lowering import sink_slices
 from arm_backend_core.tosa.serialize import serialize
 from tests.graphs import build_graph, is_compiled_by_vela
@@ -183,7 +183,7 @@ def test_space_to_depth_is_idempotent() -> None:
     net = Net(U85)
     net.check(net.conv(net.input(1, 49, 10, 1), 64, (10, 4), (2, 2), (5, 4, 1, 1)))
     before = len(net.graph.ops)
-    reduce_strides(net.graph, U85)
+    apply_space_to_depth(net.graph, U85)
     assert len(net.graph.ops) == before
 
 

@@ -63,7 +63,7 @@ def _elementwise() -> Iterator[Case]:
         for kind in ("BITWISE_NOT", "IDENTITY"):
             yield Case(f"{kind} {dtype.value}", unary(kind), one)
         for kind in ("BITWISE_AND", "BITWISE_OR", "BITWISE_XOR"):
-            yield Case(f"{kind} {dtype.value}", named("bitwise", kind), two)
+            yield Case(f"{kind} {dtype.value}", named("binary", kind), two)
         yield Case(f"NEGATE {dtype.value}", call("negate"), one)
         for rounds in (True, False):
             shift = call("arithmetic_right_shift", round=rounds)
@@ -86,12 +86,12 @@ def _elementwise() -> Iterator[Case]:
     pair = ((S, I32), ((1, 4, 1, 16), I32))
     for method in ("add", "sub", "maximum", "minimum"):
         yield Case(method, call(method), pair)
-    yield Case("INTDIV", named("bitwise", "INTDIV"), pair)
+    yield Case("INTDIV", named("binary", "INTDIV"), pair)
     yield Case("MUL shift 31", call("mul", shift=31), pair)
     for kind in ("EQUAL", "GREATER", "GREATER_EQUAL"):
         yield Case(kind, named("compare", kind), pair)
     for kind in ("LOGICAL_AND", "LOGICAL_OR", "LOGICAL_XOR"):
-        yield Case(kind, named("bitwise", kind), ((S, BOOL), (S, BOOL)))
+        yield Case(kind, named("binary", kind), ((S, BOOL), (S, BOOL)))
     for kind in ("ABS", "CLZ"):
         yield Case(kind, unary(kind), ((S, I32),))
     yield Case("LOGICAL_NOT", unary("LOGICAL_NOT"), ((S, BOOL),))

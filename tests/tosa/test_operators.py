@@ -15,7 +15,7 @@ from arm_backend_core.tosa import builder, reference_model
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.legality import op_refusal, type_refusal
-from arm_backend_core.tosa.operators import OPERATORS, SELECTIONS, evaluate
+from arm_backend_core.tosa.operators import INJECTIVE_MOVEMENT, OPERATORS, evaluate
 from arm_backend_core.tosa.operators.record import ANY_RANK, broadcast_shape, define_operator
 from arm_backend_core.tosa.serialize import serialize
 from arm_recipes.runtime.tosa_deserialize import deserialize
@@ -35,10 +35,10 @@ FP = Target.from_tosa_spec("TOSA-1.0+FP")
         (
             "NEW",
             "i8>i8:INT",
-            {"fields": ("axis",), "operands": (("axis", "shape"),)},
+            {"fields": ("axis",), "constant_operands": (("axis", "shape"),)},
             "both a field and a constant",
         ),
-        ("NEW", "i8>i8:INT", {"operands": (("zp", "input1"),)}, "unknown type 'input1'"),
+        ("NEW", "i8>i8:INT", {"constant_operands": (("zp", "input1"),)}, "unknown type 'input1'"),
     ],
 )
 def test_invalid_record_is_an_error(kind: str, rows: str, facts: dict[str, object], message: str) -> None:
@@ -101,7 +101,7 @@ def test_npu_target_needs_its_number_of_macs() -> None:
     [
         (lambda b, x: b.negate(x), DType.FP32, 1.5, -1.5),
         (lambda b, x: b.reduce("REDUCE_SUM", x, 0), DType.FP32, 1.5, None),
-        (lambda b, x: b.bitwise("INTDIV", b.const([7], DType.INT32), x), DType.INT32, 0, None),
+        (lambda b, x: b.binary("INTDIV", b.const([7], DType.INT32), x), DType.INT32, 0, None),
         (lambda b, x: b.rescale(x, DType.INT32, 2.0**10), DType.INT32, 1 << 25, None),
         (lambda b, x: rescale_by(1 << 30, 31, rounding_mode="INEXACT_ROUND")(b, x), DType.INT32, 6, None),
     ],
@@ -293,7 +293,7 @@ def test_operator_that_the_specification_forbids_is_refused_with_the_limit(
     assert (complaint is None) == any(words in reason for words in _ELEMENT_REQUIREMENTS), complaint
 
 
-_SELECTION_ATTRIBUTES: dict[str, dict[str, object]] = {
+_INJECTIVE_ATTRIBUTES: dict[str, dict[str, object]] = {
     "IDENTITY": {},
     "RESHAPE": {"shape": (3, 2)},
     "REVERSE": {"axis": 1},
@@ -302,14 +302,14 @@ _SELECTION_ATTRIBUTES: dict[str, dict[str, object]] = {
 }
 
 
-def test_selections_repeat_no_element_and_add_none() -> None:
+def test_injective_movements_repeat_no_element_and_add_none() -> None:
     x = np.arange(6, dtype=np.int32).reshape(2, 3)
-    assert _SELECTION_ATTRIBUTES.keys() == SELECTIONS
-    for kind, attributes in _SELECTION_ATTRIBUTES.items():
+    assert _INJECTIVE_ATTRIBUTES.keys() == INJECTIVE_MOVEMENT
+    for kind, attributes in _INJECTIVE_ATTRIBUTES.items():
         op = Op(kind, [Value((2, 3), DType.INT32)], Value((), DType.INT32), dict(attributes))
         op = replace(op, output=Value(OPERATORS[kind].shape(op), DType.INT32))
         result = evaluate(op, [x])
         assert result is not None
         assert len(set(result.ravel())) == result.size, kind
         assert set(result.ravel()) <= set(x.ravel()), kind
-    assert {kind for kind in SELECTIONS if not OPERATORS[kind].is_data_movement} == set()
+    assert {kind for kind in INJECTIVE_MOVEMENT if not OPERATORS[kind].is_data_movement} == set()

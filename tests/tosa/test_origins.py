@@ -39,7 +39,7 @@ class Traced:
 
     def origins(self) -> list[tuple[str, list[str]]]:
         """Kind and origins of each operator. Origins that only move data are in parentheses."""
-        names = [[f"({o.node})" if o.moves else o.node for o in op.origins] for op in self.graph.ops]
+        names = [[f"({o.node})" if o.is_transpose else o.node for o in op.origins] for op in self.graph.ops]
         return [(op.kind, sorted(nodes)) for op, nodes in zip(self.graph.ops, names, strict=True)]
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from arm_backend_core.ops.block_scaled import MX_CONV2D, MX_LINEAR
-from arm_backend_core.ops.registry import foreign_decomposition
+from arm_backend_core.ops.registry import decomposition_by_name
 from arm_backend_core.tosa.operators.block_scaled import BLOCK_SIZE
 
 #: Maps ``weight_payload_dtype`` to the name of the MX format.
@@ -24,7 +24,7 @@ _FORMAT_OF_PAYLOAD = {
 _EXPONENT_AND_FRACTION_BITS = {"fp6e2m3": (2, 3), "fp6e3m2": (3, 2), "fp4e2m1": (2, 1)}
 
 
-@foreign_decomposition("tosa_mxfp::linear")
+@decomposition_by_name("tosa_mxfp::linear")
 def linear(
     x: Tensor,
     codes: Tensor,
@@ -39,7 +39,7 @@ def linear(
     return result
 
 
-@foreign_decomposition("tosa_mxfp::conv2d")
+@decomposition_by_name("tosa_mxfp::conv2d")
 def conv2d(
     x: Tensor,
     codes: Tensor,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.composites import replace_zero_by_one
-from arm_backend_core.ops.registry import decomposition, foreign_decomposition
+from arm_backend_core.ops.registry import decomposition, decomposition_by_name
 
 aten = torch.ops.aten
 _MAX_COFACTOR_ROWS = 4  #: Largest number of rows for cofactor formulas, whose operator count grows like n!.
@@ -222,7 +222,7 @@ def cholesky(a: Tensor, *, upper: bool = False, check_errors: bool = False) -> t
     return result.mT if upper else result, torch.zeros(a.shape[:-2], dtype=torch.int32)
 
 
-@foreign_decomposition("aten::cholesky")  # removed in PyTorch 2.14
+@decomposition_by_name("aten::cholesky")  # removed in PyTorch 2.14
 def cholesky_without_info(a: Tensor, upper: bool = False) -> Tensor:
     """The older Cholesky operator, which returns no error information."""
     return cholesky(a, upper=upper)[0]

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.registry import decomposition, foreign_decomposition
+from arm_backend_core.ops.registry import decomposition, decomposition_by_name
 
 aten = torch.ops.aten
 
@@ -53,7 +53,7 @@ def scaled_mm(
     return (total if bias is None else total + bias.float()).to(out_dtype or x.dtype)
 
 
-@foreign_decomposition("transformers::grouped_mm_fallback")  # exported mixtures of experts
+@decomposition_by_name("transformers::grouped_mm_fallback")  # exported mixtures of experts
 @decomposition(aten._grouped_mm.default)
 def grouped_mm(
     x: Tensor, weight: Tensor, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: Any = None

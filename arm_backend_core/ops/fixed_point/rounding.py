@@ -56,7 +56,7 @@ class FixedPointQuotient:
     def round(self) -> FixedPoint:
         """x / unit rounded half to even. RESCALE rounds half up; if a tie gives an odd number, 1 is subtracted."""
         rounded_half_up = self._nearest(self.value)
-        is_odd = (rounded_half_up.rescale(DType.INT32, 0.5).mul(2).with_scale(1.0) - rounded_half_up).assume_range(0, 1)
+        is_odd = (rounded_half_up.rescale(DType.INT32, 0.5).refine_scale(2) - rounded_half_up).assume_range(0, 1)
         minus_one_at_tie = (
             (self.remainder(rounded_half_up) + ((1 << self.fraction_bits >> 1) - 1)).maximum(-1).minimum(0)
         )

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from arm_backend_core.aten.affine_chains import COPIES, Chain, find_chains
+from arm_backend_core.aten.affine_chains import COPIES, AffineChain, find_affine_chains
 from arm_backend_core.aten.constant_folding import Constants
 from arm_backend_core.aten.layer_affine import (
     FOLDED_AFFINE,
@@ -31,7 +31,7 @@ from arm_backend_core.aten.layer_affine import (
 from arm_backend_core.graph_edits import pass_on_dropout
 from arm_backend_core.nodes import FEEDS_DROPOUT, TIMESTEP_SLOT, is_state, readers_through
 from arm_backend_core.ops.catalog import find_record, is_sinusoid
-from arm_backend_core.ops.registry import Kind
+from arm_backend_core.ops.registry import AnnotationKind
 from arm_backend_core.quantization.algorithms.coordinate_precision import find_coordinate_nodes
 from arm_backend_core.quantization.config import QuantizationConfig
 from arm_backend_core.targets.hardware import Hardware
@@ -77,7 +77,7 @@ def fold_channel_affines(
     rewriter: _Rewriter | None = None
     for axis in (1, -1):  # in this order, because more rewrites apply to a chain along dimension 1
         # Backwards, because the source of a chain may be the result of another one.
-        for chain in reversed(find_chains(module.graph, constants, axis)):
+        for chain in reversed(find_affine_chains(module.graph, constants, axis)):
             rewriter = rewriter or _Rewriter(constants, hardware, config_of, _find_int16_paths(module))
             outcomes.append(rewriter.rewrite(chain))
     for outcome in outcomes if is_rewrite_traced() else ():
@@ -101,7 +101,7 @@ def _find_int16_paths(module: GraphModule) -> set[Node]:
 
 def _is_arithmetic(node: Node) -> bool:
     record = find_record(node)
-    return record is not None and (record.univariate or record.kind is Kind.SHARED)
+    return record is not None and (record.is_univariate or record.kind is AnnotationKind.SHARED)
 
 
 def _trace_back(node: Node) -> Iterator[Node]:
@@ -122,7 +122,7 @@ class _Rewriter:
     config_of: Callable[[Node], QuantizationConfig | None]
     int16_paths: set[Node]
 
-    def rewrite(self, chain: Chain) -> Outcome:
+    def rewrite(self, chain: AffineChain) -> Outcome:
         """Apply the first rewrite that is possible."""
         reason, reasons = self._find_refusal(chain), list[str]()
         if reason is not None:
@@ -139,7 +139,7 @@ class _Rewriter:
             reasons.append(reason)
         return Outcome(chain.last.name, None, tuple(reasons))
 
-    def _find_refusal(self, chain: Chain) -> str | None:
+    def _find_refusal(self, chain: AffineChain) -> str | None:
         config = self.config_of(chain.last)
         if any(TIMESTEP_SLOT in node.meta for node in chain.nodes):
             return "it is part of a recurrent layer, whose time steps share scales"
@@ -154,10 +154,10 @@ class _Rewriter:
         is_finite = all(bool(x.isfinite().all()) for x in chain.affine.tensors)
         return None if is_finite else "a constant is 0 as a divisor, or not finite"
 
-    def _is_quantized_alike(self, chain: Chain, layer: Node) -> bool:
+    def _is_quantized_alike(self, chain: AffineChain, layer: Node) -> bool:
         return self.config_of(layer) == self.config_of(chain.last)
 
-    def _fold_into_producer(self, chain: Chain) -> str | None:
+    def _fold_into_producer(self, chain: AffineChain) -> str | None:
         path, axis = _trace_producer(chain)
         layer = path[-1]
         if len(chain.source.users) != 1:
@@ -175,7 +175,7 @@ class _Rewriter:
             _replace(chain, chain.source)
         return reason
 
-    def _fold_into_reader(self, chain: Chain) -> str | None:
+    def _fold_into_reader(self, chain: AffineChain) -> str | None:
         match = find_reading_layer(chain.last) if chain.axis == 1 else None
         if match is None:
             return "no single layer reads its result"
@@ -186,14 +186,14 @@ class _Rewriter:
             return "a dropout reads its result"
         if not self._is_int8(chain):
             return "int8 weights beside int16 activations, or 4-bit weights, would lose accuracy by its gains"
-        if chain.is_trained:
+        if chain.has_parameter:
             return "training changes its gains, and the int8 weights of the layer after it may lose bits"
         reason = fold_into_reader(self.constants, chain.last, layer, chain.affine)
         if reason is None:
             _replace(chain, chain.source)
         return reason
 
-    def _is_int8(self, chain: Chain) -> bool:
+    def _is_int8(self, chain: AffineChain) -> bool:
         """Whether activations and weights have 8 bits, so that a reader's weights may take in gains.
 
         Mean SQNR before and after folding, 16 random networks with a 4x4 convolution of an image. Gains with a ratio of
@@ -204,7 +204,7 @@ class _Rewriter:
         assert config.weight is not None
         return config.activation.dtype is torch.int8 and config.weight.quant_max == 127
 
-    def _insert_depthwise(self, chain: Chain) -> str | None:
+    def _insert_depthwise(self, chain: AffineChain) -> str | None:
         reason = self._find_cost_refusal(chain)
         if reason is None:
             with chain.last.graph.inserting_before(chain.last):
@@ -212,7 +212,7 @@ class _Rewriter:
             _replace(chain, result)
         return reason
 
-    def _find_cost_refusal(self, chain: Chain) -> str | None:
+    def _find_cost_refusal(self, chain: AffineChain) -> str | None:
         """Why a depthwise convolution would not take fewer cycles than the chain.
 
         The choice precedes calibration, because the two graphs have different tensors to calibrate. Therefore it is not
@@ -242,13 +242,13 @@ class _Rewriter:
         return "the NPU runs it in one chain with the operator before it" if self.hardware.chains else None
 
 
-def _is_beside_convolution(chain: Chain) -> bool:
+def _is_beside_convolution(chain: AffineChain) -> bool:
     """Whether a convolution reads or computes the channels, directly or across elementwise operators and pooling."""
     shape = chain.source.meta["val"].shape
     pending = [chain.source, *chain.last.users]
     for node in pending:  # grows
         record, value = find_record(node), node.meta.get("val")
-        if record is not None and record.kind is Kind.CONV and node.target is not aten.linear.default:
+        if record is not None and record.kind is AnnotationKind.CONV and node.target is not aten.linear.default:
             return True
         has_channels = isinstance(value, Tensor) and value.dim() == len(shape) and value.shape[:2] == shape[:2]
         if has_channels and _is_arithmetic(node) and node.target not in _REORDERS:
@@ -256,7 +256,7 @@ def _is_beside_convolution(chain: Chain) -> bool:
     return False
 
 
-def _trace_producer(chain: Chain) -> tuple[list[Node], int]:
+def _trace_producer(chain: AffineChain) -> tuple[list[Node], int]:
     """Trace the source to the node that computes its elements, across permutations and copies.
 
     Returns:
@@ -277,7 +277,7 @@ def _trace_producer(chain: Chain) -> tuple[list[Node], int]:
     return path, axis
 
 
-def _replace(chain: Chain, result: Node) -> None:
+def _replace(chain: AffineChain, result: Node) -> None:
     pass_on_dropout(chain.last, result)
     chain.last.replace_all_uses_with(result)
     for node in reversed(chain.nodes):

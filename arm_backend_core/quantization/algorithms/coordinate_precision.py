@@ -13,7 +13,7 @@ from torch.fx import Graph, Node
 
 from arm_backend_core.nodes import constant_nodes, is_float, is_integer_or_bool
 from arm_backend_core.ops.catalog import find_record
-from arm_backend_core.ops.registry import Kind
+from arm_backend_core.ops.registry import AnnotationKind
 
 _SUM = torch.ops.aten.sum.dim_IntList
 
@@ -39,7 +39,7 @@ def find_coordinate_nodes(graph: Graph) -> set[Node]:
 
 def _computes_coordinates(node: Node) -> bool:
     record = find_record(node) if is_float(node) else None
-    return record is not None and (record.univariate or record.kind is Kind.SHARED or node.target is _SUM)
+    return record is not None and (record.is_univariate or record.kind is AnnotationKind.SHARED or node.target is _SUM)
 
 
 def _find_float_indices(graph: Graph) -> Iterator[Node]:

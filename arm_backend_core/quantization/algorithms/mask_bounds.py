@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from arm_backend_core.aten.mask_constants import (
+    CALIBRATION_MINIMUM,
     EXPONENTIAL_OPS,
     MASK_BOUND,
     MASKED_VALUE,
-    OBSERVED_MINIMUM,
     VALUE_OPERANDS,
 )
 from arm_backend_core.ops.composites.attention import QUANTIZABLE_LOWEST
@@ -165,7 +165,7 @@ def _masked_edges(reader: Node) -> list[tuple[Node, Node]]:
     while todo:
         node = todo.pop()
         for source in node.all_input_nodes:
-            if (node, source) not in edges and (_is_masked(source) or OBSERVED_MINIMUM in source.meta):
+            if (node, source) not in edges and (_is_masked(source) or CALIBRATION_MINIMUM in source.meta):
                 edges[node, source] = None
                 todo.append(source)
     return list(edges)

@@ -21,7 +21,7 @@ from torchao.quantization.pt2e.utils import is_per_channel
 
 from arm_backend_core.aten.layer_affine import FOLDED_AFFINE
 from arm_backend_core.ops.catalog import find_record
-from arm_backend_core.ops.registry import Kind
+from arm_backend_core.ops.registry import AnnotationKind
 from arm_backend_core.program import TENSOR_KINDS, store_of
 from arm_backend_core.quantization.fake_quant.learned_step_size import (
     QuantizationRange,
@@ -102,7 +102,9 @@ class FakeQuantProgram:
         }
         self.conditions: BranchConditions = find_branch_conditions(graph)
         self.weighted_nodes = [
-            node for node in graph.nodes if (record := find_record(node)) is not None and record.kind is Kind.CONV
+            node
+            for node in graph.nodes
+            if (record := find_record(node)) is not None and record.kind is AnnotationKind.CONV
         ]
         buffer_names = {
             attribute_nodes[name]: str(spec.target)

@@ -15,7 +15,7 @@ from arm_backend_core.aten.functionalize import DROPOUT
 from arm_backend_core.aten.layer_affine import ChannelAffine
 from arm_backend_core.nodes import REPLACED_NAME
 from arm_backend_core.ops.catalog import find_record
-from arm_backend_core.ops.registry import Kind
+from arm_backend_core.ops.registry import AnnotationKind
 
 aten = torch.ops.aten
 #: Minimum magnitude of a channel's gain. The normalized output of a channel with a smaller gain is constant, so its
@@ -141,7 +141,7 @@ class TrainingLayers:
         for name, (source, norm) in self.norms.items():
             node = _find_norm_convolution(graph, name) or nodes.get(source)
             record = None if node is None else find_record(node)
-            if node is not None and record is not None and record.kind is Kind.CONV and name not in nodes:
+            if node is not None and record is not None and record.kind is AnnotationKind.CONV and name not in nodes:
                 norms[node] = norm
         return norms, {nodes[name]: dropout for name, dropout in self.dropouts.items() if name in nodes}
 

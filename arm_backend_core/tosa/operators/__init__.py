@@ -9,16 +9,16 @@ from arm_backend_core.tosa.graph import Op
 from arm_backend_core.tosa.operators import block_scaled, elementwise, movement, windows
 from arm_backend_core.tosa.operators.record import LEVEL_8K, OPERATORS, Array, Operator
 
-__all__ = ["ELEMENTWISE", "LEVEL_8K", "OPERATORS", "SELECTIONS", "UNARY", "Array", "Operator", "evaluate"]
+__all__ = ["ELEMENTWISE", "INJECTIVE_MOVEMENT", "LEVEL_8K", "OPERATORS", "UNARY", "Array", "Operator", "evaluate"]
 _FAMILY_MODULES = (elementwise, movement, windows, block_scaled)
 
 #: Operators of which each result element depends on one element of each operand, and no attribute names a dimension.
-ELEMENTWISE = frozenset(kind for kind, record in OPERATORS.items() if record.elementwise)
+ELEMENTWISE = frozenset(kind for kind, record in OPERATORS.items() if record.is_elementwise)
 #: Elementwise operators with one operand.
 UNARY = frozenset(kind for kind in ELEMENTWISE if len(OPERATORS[kind].rows[0].inputs) == 1)
 
 #: Data movement of one operand that repeats no element, and adds none.
-SELECTIONS = frozenset(kind for kind, record in OPERATORS.items() if record.is_selection)
+INJECTIVE_MOVEMENT = frozenset(kind for kind, record in OPERATORS.items() if record.is_injective)
 
 
 def evaluate(op: Op, inputs: list[Array]) -> Array | None:

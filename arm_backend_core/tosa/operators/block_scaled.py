@@ -38,8 +38,8 @@ def _conv_violations(op: Op) -> Iterator[str]:
 
 
 _CONV_FIELDS: dict[str, Any] = {
-    "operands": (("pad", "shape"), ("stride", "shape"), ("dilation", "shape")),
-    "conditions": _conv_violations,
+    "constant_operands": (("pad", "shape"), ("stride", "shape"), ("dilation", "shape")),
+    "find_violations": _conv_violations,
 }
 _RANK_4 = (4, 4)
 define_operator(
@@ -48,7 +48,7 @@ define_operator(
     [RANK_AT_LEAST_1],
     broadcast_shape,
     fields=("block_size",),
-    conditions=_block_violations,
+    find_violations=_block_violations,
 )
 define_operator(
     "CONV2D_BLOCK_SCALED",

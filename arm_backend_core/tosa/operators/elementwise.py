@@ -38,14 +38,14 @@ def _define_elementwise(
     kind: str,
     rows: str,
     compute: Callable[..., Array | None] | None = None,
-    conditions: Callable[[Op], Iterator[str]] | None = None,
+    find_violations: Callable[[Op], Iterator[str]] | None = None,
     **facts: Any,
 ) -> None:
     def violations(op: Op) -> Iterator[str]:
         yield from _broadcast_violations(op)
-        yield from conditions(op) if conditions is not None else ()
+        yield from find_violations(op) if find_violations is not None else ()
 
-    facts |= {"conditions": violations, "compute": compute, "elementwise": True}
+    facts |= {"find_violations": violations, "compute": compute, "is_elementwise": True}
     define_operator(kind, rows, [ANY_RANK], broadcast_shape, **facts)
 
 
@@ -88,7 +88,9 @@ _CLAMP = "i8>i8:INT i16>i16:int16 " + _FLOATS
 _define_elementwise("CLAMP", _CLAMP, _clamp, _clamp_violations, fields=("min_val", "max_val", "nan_mode"))
 for _kind in ("ERF", "SIGMOID", "TANH", "COS", "SIN", "EXP", "LOG"):
     _define_elementwise(_kind, _FLOATS)
-_define_elementwise("TABLE", "i8>i8:INT i16>i32:int16", _table, _table_violations, operands=(("table", "input0"),))
+_define_elementwise(
+    "TABLE", "i8>i8:INT i16>i32:int16", _table, _table_violations, constant_operands=(("table", "input0"),)
+)
 
 
 # -- one operand ---------------------------------------------------------------------------------------------
@@ -113,7 +115,7 @@ _define_elementwise("CEIL", _FLOATS, lambda op, x: np.ceil(x))
 _define_elementwise("CLZ", "i32>i32:INT", _clz)
 _define_elementwise("FLOOR", _FLOATS, lambda op, x: np.floor(x))
 _define_elementwise("LOGICAL_NOT", _LOGIC, lambda op, x: ~x)
-_define_elementwise("NEGATE", _INTEGERS + _FLOATS, _negate, operands=_ZERO_POINTS)
+_define_elementwise("NEGATE", _INTEGERS + _FLOATS, _negate, constant_operands=_ZERO_POINTS)
 _define_elementwise("RECIPROCAL", _FLOATS, lambda op, x: 1 / x)
 _define_elementwise("RSQRT", _FLOATS, lambda op, x: 1 / np.sqrt(x, dtype=np.float32))
 _define_elementwise(
@@ -123,7 +125,7 @@ _define_elementwise(
     + _FLOATS,
     lambda op, x: x,
     is_data_movement=True,
-    is_selection=True,
+    is_injective=True,
 )
 
 
@@ -192,8 +194,8 @@ _SELECT = """b,b,b>b:INT|FP b,i8,i8>i8:INT b,i16,i16>i16:INT b,i32,i32>i32:INT
     b,f16,f16>f16:FP b,bf16,bf16>bf16:bf16 b,f32,f32>f32:FP"""
 _define_elementwise("ADD", _ARITHMETIC, lambda op, a, b: a + b)
 _define_elementwise("SUB", _ARITHMETIC, lambda op, a, b: a - b)
-_define_elementwise("MUL", _MUL, _mul, _mul_violations, operands=(("shift", "int8"),))
-_define_elementwise("POW", _FLOATS2, conditions=_power_violations)
+_define_elementwise("MUL", _MUL, _mul, _mul_violations, constant_operands=(("shift", "int8"),))
+_define_elementwise("POW", _FLOATS2, find_violations=_power_violations)
 _define_elementwise("INTDIV", "i32,i32>i32:INT|FP", _intdiv, _divisor_violations, attribute="IntDiv")
 _define_elementwise("MAXIMUM", _MINMAX, lambda op, a, b: min_max_ufunc(op, "max")(a, b), fields=_NAN_FIELDS)
 _define_elementwise("MINIMUM", _MINMAX, lambda op, a, b: min_max_ufunc(op, "min")(a, b), fields=_NAN_FIELDS)
@@ -300,5 +302,5 @@ _define_elementwise(
     _rescale,
     _rescale_violations,
     fields=("scale32", "rounding_mode", "per_channel", "input_unsigned", "output_unsigned"),
-    operands=(("multiplier", "multiplier"), ("shift", "int8"), *_ZERO_POINTS),
+    constant_operands=(("multiplier", "multiplier"), ("shift", "int8"), *_ZERO_POINTS),
 )

@@ -33,7 +33,7 @@ def _define_reduction(kind: str, rows: str, compute: Callable[[Op, Array], Array
         return *op.inputs[0].shape[:axis], 1, *op.inputs[0].shape[axis + 1 :]
 
     facts.setdefault("fields", ("axis",))
-    facts |= {"conditions": axis_violations, "compute": compute}
+    facts |= {"find_violations": axis_violations, "compute": compute}
     define_operator(f"REDUCE_{kind}", rows, [RANK_AT_LEAST_1], shape, **facts)
 
 
@@ -142,49 +142,49 @@ _define_data_movement(
     _concat_shape,
     rows=_MOVABLE_ROWS.replace("i16>i16:INT", "i16>i16:int16"),
     fields=("axis",),
-    conditions=_concat_violations,
-    variadic=True,
+    find_violations=_concat_violations,
+    is_variadic=True,
 )
 _define_data_movement(
     "PAD",
     _pad,
     _pad_shape,
-    operands=(("padding", "shape"), ("pad_const", "input0")),
-    conditions=_pad_violations,
+    constant_operands=(("padding", "shape"), ("pad_const", "input0")),
+    find_violations=_pad_violations,
     per_dimension=("padding",),
 )
 _define_data_movement(
     "RESHAPE",
     lambda op, x: x.reshape(op.output.shape),
     lambda op: tuple(op.attrs["shape"]),
-    operands=(("shape", "shape"),),
-    conditions=_reshape_violations,
+    constant_operands=(("shape", "shape"),),
+    find_violations=_reshape_violations,
     rank=ANY_RANK,
-    is_selection=True,
+    is_injective=True,
 )
 _define_data_movement(
     "REVERSE",
     lambda op, x: np.flip(x, op.attrs["axis"]),
     lambda op: op.inputs[0].shape,
     fields=("axis",),
-    conditions=axis_violations,
-    is_selection=True,
+    find_violations=axis_violations,
+    is_injective=True,
 )
 _define_data_movement(
     "SLICE",
     _slice,
     lambda op: tuple(op.attrs["size"]),
-    operands=(("start", "shape"), ("size", "shape")),
-    conditions=_slice_violations,
+    constant_operands=(("start", "shape"), ("size", "shape")),
+    find_violations=_slice_violations,
     per_dimension=("start", "size"),
-    is_selection=True,
+    is_injective=True,
 )
 _define_data_movement(
     "TILE",
     lambda op, x: np.tile(x, op.attrs["multiples"]),
     lambda op: tuple(n * m for n, m in zip(op.inputs[0].shape, op.attrs["multiples"], strict=True)),
-    operands=(("multiples", "shape"),),
-    conditions=_tile_violations,
+    constant_operands=(("multiples", "shape"),),
+    find_violations=_tile_violations,
     per_dimension=("multiples",),
 )
 _define_data_movement(
@@ -192,15 +192,15 @@ _define_data_movement(
     lambda op, x: x.transpose(op.attrs["perms"]),
     lambda op: tuple(op.inputs[0].shape[i] for i in op.attrs["perms"]),
     fields=("perms",),
-    conditions=_transpose_violations,
-    is_selection=True,
+    find_violations=_transpose_violations,
+    is_injective=True,
 )
 
 
 # -- loop placeholders ---------------------------------------------------------------------------------------
 
 _LOOP_TYPES = ["b", "i8", "i16", "i32", "f16", "bf16", "f32", "e4m3", "e5m2"]
-_LOOP_FACTS: dict[str, Any] = {"fields": ("loop", "index"), "is_placeholder": True, "variadic": True}
+_LOOP_FACTS: dict[str, Any] = {"fields": ("loop", "index"), "is_placeholder": True, "is_variadic": True}
 define_operator(
     "LOOP_IN",
     " ".join(f"{t}>{t}:controlflow" for t in _LOOP_TYPES),
@@ -250,7 +250,7 @@ define_operator(
     " ".join(f"{t},i32>{t}:{needs}" for t, needs in _INDEXED),
     [(3, 3), (2, 2)],
     lambda op: (*op.inputs[1].shape, op.inputs[0].shape[2]),
-    conditions=_index_violations,
+    find_violations=_index_violations,
     compute=_gather,
     is_data_movement=True,
 )
@@ -259,5 +259,5 @@ define_operator(
     " ".join(f"{t},i32,{t}>{t}:{needs}" for t, needs in _INDEXED),
     [(3, 3), (2, 2), (3, 3)],
     lambda op: op.inputs[0].shape,
-    conditions=_scatter_violations,
+    find_violations=_scatter_violations,
 )

@@ -103,20 +103,21 @@ class Operator:
         ranks: (minimum, maximum) rank of each operand. The last entry applies to all further operands.
         shape: computes the shape of the result. The operator must have no violations.
         fields: graph attributes that are stored in the attribute table, in its order.
-        operands: (graph attribute, type) of each constant operand, in order, after the data operands. The type is
-            "shape" (CONST_SHAPE), "input0", "input1" or "output" (the element type of that value), "multiplier" (INT32
-            if ``scale32``, else INT16) or the value of a DType.
-        conditions: checks the specification's ERROR_IF and REQUIRE statements that do not depend on run-time values.
+        constant_operands: (graph attribute, type) of each constant operand, in order, after the data operands. The type
+            is "shape" (CONST_SHAPE), "input0", "input1" or "output" (the element type of that value), "multiplier"
+            (INT32 if ``scale32``, else INT16) or the value of a DType.
+        find_violations: yields the violated ERROR_IF and REQUIRE statements of the specification, of those that do not
+            depend on run-time values.
         compute: evaluates the operator in numpy, bit-exact for integers; returns None if the result is undefined
             or depends on the target. None if the operator cannot be evaluated.
-        elementwise: whether each result element depends on one element of each operand, and no attribute names a
+        is_elementwise: whether each result element depends on one element of each operand, and no attribute names a
             dimension.
         is_data_movement: whether the operator only copies elements.
-        is_selection: whether each result element is a different element of the only operand: data movement that
+        is_injective: whether each result element is a different element of the only operand: data movement that
             repeats no element, and adds none.
         per_dimension: attributes with one entry, or a pair of entries, for each dimension. Operand and result have the
             same dimensions.
-        variadic: whether the operator accepts any number of operands of one type.
+        is_variadic: whether the operator accepts any number of operands of one type.
         is_placeholder: whether this is not a TOSA operator but a placeholder that a late pass replaces: loop markers
             and MX_CONV2D. If it is variadic, its operands after the first may have any type.
     """
@@ -127,20 +128,20 @@ class Operator:
     ranks: tuple[tuple[int, int], ...]
     shape: Callable[[Op], Shape]
     fields: tuple[str, ...] = ()
-    operands: tuple[tuple[str, str], ...] = ()
-    conditions: Violations = lambda op: iter(())
+    constant_operands: tuple[tuple[str, str], ...] = ()
+    find_violations: Violations = lambda op: iter(())
     compute: Callable[..., Array | None] | None = None
-    elementwise: bool = False
+    is_elementwise: bool = False
     is_data_movement: bool = False
-    is_selection: bool = False
+    is_injective: bool = False
     per_dimension: tuple[str, ...] = ()
-    variadic: bool = False
+    is_variadic: bool = False
     is_placeholder: bool = False
 
     @cached_property
     def attributes(self) -> frozenset[str]:
         """Names of all graph attributes of this operator kind."""
-        return frozenset((*self.fields, *(name for name, _ in self.operands)))
+        return frozenset((*self.fields, *(name for name, _ in self.constant_operands)))
 
     @cached_property
     def _rows_by_types(self) -> dict[tuple[tuple[DType, ...], DType], tuple[TypeRow, ...]]:
@@ -158,14 +159,14 @@ class Operator:
 
     def min_version(self, inputs: Sequence[DType], output: DType) -> tuple[int, int]:
         """The first TOSA version that supports the operator on these element types."""
-        rows = self._rows_by_types[tuple(inputs[:1] if self.variadic else inputs), output]
+        rows = self._rows_by_types[tuple(inputs[:1] if self.is_variadic else inputs), output]
         return min(row.version for row in rows)
 
     def type_refusal(self, inputs: Sequence[DType], output: DType, target: Target) -> str | None:
         """Why ``target`` does not support the operator on these element types; None if it does."""
-        rows = self._rows_by_types.get((tuple(inputs[:1] if self.variadic else inputs), output), ())
+        rows = self._rows_by_types.get((tuple(inputs[:1] if self.is_variadic else inputs), output), ())
         available = [row for row in rows if row.version <= target.version]
-        is_mixed = self.variadic and not self.is_placeholder and any(dtype is not inputs[0] for dtype in inputs)
+        is_mixed = self.is_variadic and not self.is_placeholder and any(dtype is not inputs[0] for dtype in inputs)
         if not is_mixed and any(row.is_supported_by(target) for row in available):
             return None
         signature = f"{self.kind} ({', '.join(t.value for t in inputs[:4])} -> {output.value})"
@@ -201,7 +202,7 @@ class Operator:
                 yield f"{len(value.shape)} dimensions in {value!r} ({min_rank} to {max_rank}); reshape it"
             if 0 in value.shape:
                 yield f"a tensor without elements: {value!r}"
-        for name, type_source in self.operands:
+        for name, type_source in self.constant_operands:
             if name.endswith("_zp"):
                 yield from _zero_point_violations(op, name, type_source)
         if "acc_type" in self.fields:
@@ -211,7 +212,7 @@ class Operator:
         extension = _ROUNDING_EXTENSIONS.get(op.attrs.get("rounding_mode", ""))
         if extension is not None and extension not in target.extensions:
             yield f"{op.attrs['rounding_mode']}: {target.name} lacks {extension}"
-        yield from self.conditions(op)
+        yield from self.find_violations(op)
 
 
 _ROUNDING_EXTENSIONS = {"DOUBLE_ROUND": "doubleround", "INEXACT_ROUND": "inexactround"}
@@ -265,10 +266,10 @@ def define_operator(
         raise ValueError(f"TOSA operator {kind}: a row is defined twice")
     if len({len(row.inputs) for row in parsed}) != 1:
         raise ValueError(f"TOSA operator {kind}: its rows differ in their number of operands")
-    if len(operator.attributes) != len(operator.fields) + len(operator.operands):
+    if len(operator.attributes) != len(operator.fields) + len(operator.constant_operands):
         raise ValueError(f"TOSA operator {kind}: an attribute is both a field and a constant operand")
     known_types = {"shape", "multiplier", "output", *(f"input{i}" for i in range(len(parsed[0].inputs)))}
-    for name, type_source in operator.operands:
+    for name, type_source in operator.constant_operands:
         if type_source not in known_types and type_source not in {dtype.value for dtype in DType}:
             raise ValueError(f"TOSA operator {kind}: operand {name} has the unknown type {type_source!r}")
     OPERATORS[kind] = operator

@@ -144,8 +144,8 @@ def _pool_shape(op: Op) -> Shape:
 
 _conv: dict[str, Any] = {
     "fields": ("pad", "stride", "dilation", "local_bound", "acc_type"),
-    "operands": (_ZP_IN, _ZP_WEIGHT),
-    "conditions": _conv_violations,
+    "constant_operands": (_ZP_IN, _ZP_WEIGHT),
+    "find_violations": _conv_violations,
 }
 _transposed = {**_conv, "fields": ("out_pad", "stride", "local_bound", "acc_type")}
 define_operator("CONV2D", _CONV, [(4, 4), (4, 4), (1, 1)], conv_shape, **_conv)
@@ -158,8 +158,8 @@ define_operator(
     [(4, 4)],
     _pool_shape,
     fields=("kernel", "stride", "pad", "acc_type"),
-    operands=(_ZP_IN, _ZP_OUT),
-    conditions=_pool_violations,
+    constant_operands=(_ZP_IN, _ZP_OUT),
+    find_violations=_pool_violations,
 )
 define_operator(
     "MAX_POOL2D",
@@ -167,7 +167,7 @@ define_operator(
     [(4, 4)],
     _pool_shape,
     fields=("kernel", "stride", "pad", "nan_mode"),
-    conditions=_pool_violations,
+    find_violations=_pool_violations,
 )
 
 
@@ -192,7 +192,7 @@ define_operator(
     _argmax_shape,
     attribute="ArgMax",
     fields=("axis", "nan_mode"),
-    conditions=axis_violations,
+    find_violations=axis_violations,
 )
 define_operator(
     "MATMUL",
@@ -201,8 +201,8 @@ define_operator(
     [(3, 3)],
     lambda op: (op.inputs[0].shape[0], op.inputs[0].shape[1], op.inputs[1].shape[2]),
     attribute="MatMul",
-    operands=(("a_zp", "input0"), ("b_zp", "input1")),
-    conditions=_matmul_violations,
+    constant_operands=(("a_zp", "input0"), ("b_zp", "input1")),
+    find_violations=_matmul_violations,
 )
 
 
@@ -287,6 +287,6 @@ define_operator(
     [(4, 4)],
     _resize_shape,
     fields=("mode",),
-    operands=(("scale", "shape"), ("offset", "shape"), ("border", "shape")),
-    conditions=_resize_violations,
+    constant_operands=(("scale", "shape"), ("offset", "shape"), ("border", "shape")),
+    find_violations=_resize_violations,
 )

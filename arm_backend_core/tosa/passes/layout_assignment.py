@@ -24,7 +24,7 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Origins, Value
 from arm_backend_core.tosa.legality import type_refusal
 from arm_backend_core.tosa.passes.layout_modes import (
-    Mode,
+    LayoutMode,
     is_free_permutation,
     is_layout_flexible,
     modes_with_output,
@@ -147,13 +147,13 @@ class _LayoutCosts:
         if known is not None and len(known) < _MAX_CANDIDATES:
             known[layout] = None
 
-    def _candidate_modes(self, op: Op) -> list[Mode]:
+    def _candidate_modes(self, op: Op) -> list[LayoutMode]:
         if not is_layout_flexible(op):
             return modes_with_output(op, identity(op.output.rank))
         flexible_modes = [mode for output in self.candidates[op.output] for mode in modes_with_output(op, output)]
         return [mode for mode in flexible_modes if self._has_candidates(op, mode)]
 
-    def _has_candidates(self, op: Op, mode: Mode) -> bool:
+    def _has_candidates(self, op: Op, mode: LayoutMode) -> bool:
         operands = zip(op.inputs, mode.inputs, strict=True)
         return all(value.data is not None or layout in self.candidates[value] for value, layout in operands)
 
@@ -278,11 +278,11 @@ class _GraphWriter:
             self.written[value] = {identity(value.rank): value}
         return self.written[value]
 
-    def _choose_mode(self, op: Op) -> Mode:
+    def _choose_mode(self, op: Op) -> LayoutMode:
         """The cheapest mode. On a tie, the mode with the smallest cost of layout changes of the operands."""
         cost_below = self.costs.below[op.output]
 
-        def cost(mode: Mode) -> tuple[float, float]:
+        def cost(mode: LayoutMode) -> tuple[float, float]:
             change = sum(self._cheapest_change(v, p) for v, p in dict(zip(op.inputs, mode.inputs, strict=True)).items())
             return change + cost_below[mode.output], change
 
@@ -291,7 +291,7 @@ class _GraphWriter:
     def _cheapest_change(self, value: Value, layout: Layout) -> float:
         return min(self.costs.change_cost(value, available, layout) for available in self._written_layouts(value))
 
-    def _write(self, op: Op, mode: Mode) -> None:
+    def _write(self, op: Op, mode: LayoutMode) -> None:
         inputs = [self._read(v, p) for v, p in zip(op.inputs, mode.inputs, strict=True)]
         shape = permute_shape(op.output.shape, mode.output)
         if op.kind == "RESHAPE":

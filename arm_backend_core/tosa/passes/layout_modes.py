@@ -22,11 +22,11 @@ Shape = tuple[int, ...]
 _LAYOUT_AGNOSTIC = frozenset(
     kind
     for kind, record in OPERATORS.items()
-    if record.elementwise or record.per_dimension or ("axis" in record.fields and kind != "ARGMAX")
+    if record.is_elementwise or record.per_dimension or ("axis" in record.fields and kind != "ARGMAX")
 )
 
 
-class Mode(NamedTuple):
+class LayoutMode(NamedTuple):
     """Layouts in which an operator reads its operands and writes its result, after permuting its attributes."""
 
     inputs: tuple[Layout, ...]
@@ -91,22 +91,24 @@ def propagate_layout(op: Op, operand_layout: Layout) -> Layout | None:
     return None
 
 
-def modes_with_output(op: Op, output_layout: Layout) -> list[Mode]:
+def modes_with_output(op: Op, output_layout: Layout) -> list[LayoutMode]:
     """All modes of ``op`` that write the result in layout ``output_layout``."""
     if op.kind in _LAYOUT_AGNOSTIC:
-        return [Mode((output_layout,) * len(op.inputs), output_layout)] if _accepts(op, output_layout) else []
+        return [LayoutMode((output_layout,) * len(op.inputs), output_layout)] if _accepts(op, output_layout) else []
     if op.kind == "TRANSPOSE":
-        return [Mode((compose(tuple(op.attrs["perms"]), output_layout),), output_layout)]
+        return [LayoutMode((compose(tuple(op.attrs["perms"]), output_layout),), output_layout)]
     if op.kind == "RESHAPE":
         operand_layout = propagate_through_reshape(op.output.shape, op.inputs[0].shape, output_layout)
-        return [] if operand_layout is None else [Mode((operand_layout,), output_layout)]
+        return [] if operand_layout is None else [LayoutMode((operand_layout,), output_layout)]
     if op.kind == "ARGMAX":
         axis = op.attrs["axis"]
         other_dims = [d + (d >= axis) for d in output_layout]
-        return [Mode(((*other_dims[:i], axis, *other_dims[i:]),), output_layout) for i in range(len(other_dims) + 1)]
+        return [
+            LayoutMode(((*other_dims[:i], axis, *other_dims[i:]),), output_layout) for i in range(len(other_dims) + 1)
+        ]
     if output_layout != identity(op.output.rank):
         return []
-    return [Mode(tuple(identity(value.rank) for value in op.inputs), output_layout)]
+    return [LayoutMode(tuple(identity(value.rank) for value in op.inputs), output_layout)]
 
 
 def _accepts(op: Op, layout: Layout) -> bool:
@@ -114,7 +116,7 @@ def _accepts(op: Op, layout: Layout) -> bool:
     return not op.attrs.get("per_channel") or layout[-1] == len(layout) - 1
 
 
-def permute_attributes(op: Op, mode: Mode) -> dict[str, Any]:
+def permute_attributes(op: Op, mode: LayoutMode) -> dict[str, Any]:
     """The operator's attributes in this mode."""
     attrs = dict(op.attrs)
     if "axis" in attrs:

@@ -31,8 +31,8 @@ def hoist_reshape(op: Op, rewriter: Rewriter) -> Value | None:
     return rewriter.builder.emit(widen.kind, (reshaped,), op.output.dtype, **widen.attrs)
 
 
-def narrow_weights(graph: Graph, target: Target) -> None:
-    """Store constant int8 weights from -7 to 7 as INT4 where the target supports it.
+def convert_weights_to_int4(graph: Graph, target: Target) -> None:
+    """Convert constant int8 weights from -7 to 7 to INT4 where the target supports it.
 
     NPUs are skipped, because Vela encodes INT4 and int8 weights equally.
     """

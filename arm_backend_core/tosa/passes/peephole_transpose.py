@@ -6,7 +6,7 @@ from arm_backend_core.permutation import compose, identity, inverse
 from arm_backend_core.tosa.graph import Op, Value, constant
 from arm_backend_core.tosa.operators import ELEMENTWISE
 from arm_backend_core.tosa.passes.layout_modes import (
-    Mode,
+    LayoutMode,
     is_free_permutation,
     permute_attributes,
     propagate_layout,
@@ -53,7 +53,7 @@ def sink_transpose(op: Op, rewriter: Rewriter) -> Value | None:
     layout = propagate_layout(op, inverse(perms))
     if layout is None:
         return None
-    mode = Mode((layout,) * len(op.inputs), layout)
+    mode = LayoutMode((layout,) * len(op.inputs), layout)
     source = transpose.inputs[0]
     inputs = [source if v.data is None else rewriter.builder.transpose(v, layout) for v in op.inputs]
     result = rewriter.builder.emit(op.kind, inputs, op.output.dtype, **permute_attributes(op, mode))

@@ -24,10 +24,10 @@ from arm_backend_core.tosa.passes.control_flow import outline_control_flow
 from arm_backend_core.tosa.passes.cse import duplicate_convolutions, eliminate_common_subexpressions
 from arm_backend_core.tosa.passes.layout_assignment import assign_layouts, movement_cost
 from arm_backend_core.tosa.passes.matmul_columns import rewrite_vectors_to_columns
-from arm_backend_core.tosa.passes.narrow_types import hoist_reshapes, narrow_weights
+from arm_backend_core.tosa.passes.narrow_types import convert_weights_to_int4, hoist_reshapes
 from arm_backend_core.tosa.passes.outputs import make_outputs_distinct
 from arm_backend_core.tosa.passes.rewrite import rewrite_to_fixpoint
-from arm_backend_core.tosa.passes.space_to_depth import reduce_strides
+from arm_backend_core.tosa.passes.space_to_depth import apply_space_to_depth
 from arm_backend_core.tosa.passes.stages import (
     BLOCK_SCALED,
     BOOLEANS_LOWERED,
@@ -116,7 +116,7 @@ HARDWARE_PASSES: tuple[ScheduledPass, ...] = (
         "The next pass can fold a SLICE into a convolution only if the two are adjacent.",
         BOOLEANS_LOWERED,
     ),
-    ScheduledPass(reduce_strides, "It may add TRANSPOSEs, which the next pass lowers.", BOOLEANS_LOWERED),
+    ScheduledPass(apply_space_to_depth, "It may add TRANSPOSEs, which the next pass lowers.", BOOLEANS_LOWERED),
     ScheduledPass(lower_transposes, "No later pass of this list adds a TRANSPOSE.", BOOLEANS_LOWERED),
     ScheduledPass(
         rewrite_vectors_to_columns,
@@ -153,7 +153,7 @@ LAST_PASSES = (
         "It depends on what Vela fuses, and the preceding duplication lets Vela fuse more.",
         BOOLEANS_LOWERED,
     ),
-    ScheduledPass(narrow_weights, "The earlier passes do not handle INT4 weights.", WEIGHTS_NARROWED),
+    ScheduledPass(convert_weights_to_int4, "The earlier passes do not handle INT4 weights.", WEIGHTS_NARROWED),
     ScheduledPass(
         make_outputs_distinct, "The earlier passes remove IDENTITYs and merge equal results.", OUTPUTS_DISTINCT
     ),
@@ -201,11 +201,11 @@ def run(graph: Graph, target: Target, choose_alternatives: Pass = lambda graph, 
     choose_alternatives(graph, target)
     if checker:
         checker.check(graph, BOOLEANS_LOWERED, "the choice of alternatives")
-    finish(graph, target, checker)
-    check(graph, target)
+    run_last_passes(graph, target, checker)
+    assert_serializable(graph, target)
 
 
-def finish(graph: Graph, target: Target, checker: StageChecker | None = None) -> None:
+def run_last_passes(graph: Graph, target: Target, checker: StageChecker | None = None) -> None:
     """Run ``LAST_PASSES``."""
     _run_passes(LAST_PASSES, graph, target, checker)
 
@@ -219,7 +219,7 @@ def _run_passes(passes: Sequence[ScheduledPass], graph: Graph, target: Target, c
             checker.check(graph, scheduled.stage_after, getattr(scheduled.run, "__name__", scheduled.reason))
 
 
-def check(graph: Graph, target: Target) -> None:
+def assert_serializable(graph: Graph, target: Target) -> None:
     """Assert that ``graph`` can be serialized.
 
     Raises:

@@ -27,7 +27,7 @@ def emit_copy(x: Value, b: Builder) -> Value:
     IDENTITY. By its estimate, a CLAMP takes 1.1 to 1.5 cycles per element, and this product 0.25 (U85) to 1 (U55).
     """
     if x.dtype is DType.BOOL:
-        return b.bitwise("LOGICAL_OR", x, x)
+        return b.binary("LOGICAL_OR", x, x)
     product = b.mul(x, broadcast_constant(x, 1, x.dtype, b))
     return product if x.dtype is DType.INT32 else b.rescale(product, x.dtype, 1.0)
 

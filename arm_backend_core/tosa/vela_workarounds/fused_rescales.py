@@ -27,14 +27,14 @@ from arm_backend_core.tosa.vela_workarounds.narrowing import DATA_MOVEMENT
 from arm_backend_core.tosa.vela_workarounds.workaround import AnyWorkaround, Workaround
 
 NARROW_TYPES = (DType.INT8, DType.INT16)
-ARITHMETIC = frozenset(ELEMENTWISE - UNARY)
+NONUNARY = frozenset(ELEMENTWISE - UNARY)
 _UNARY_INTEGER = ("ABS", "BITWISE_NOT", "CLZ", "LOGICAL_NOT", "NEGATE")
 #: Operators that the NPU cannot scale, although Vela fuses the RESCALEs of their operands into them.
 _UNSCALED_KINDS = (*_UNARY_INTEGER, "BITWISE_AND", "BITWISE_OR", "BITWISE_XOR")
 #: Vela duplicates a RESCALE that only these operators read, for each of them. It lowers CAST to ADD before that.
-RESCALE_DUPLICATING_KINDS = frozenset({*ARITHMETIC, *_UNARY_INTEGER, "CAST"})
+RESCALE_DUPLICATING_KINDS = frozenset({*NONUNARY, *_UNARY_INTEGER, "CAST"})
 #: Operators into which Vela fuses the RESCALE of their result, but then clips to the range of their own type.
-_OWN_TYPE_CLIPPING_KINDS = (ARITHMETIC - {"INTDIV"}) | {"BITWISE_NOT", "CAST", "MAX_POOL2D", "RESIZE", "SELECT"}
+_OWN_TYPE_CLIPPING_KINDS = (NONUNARY - {"INTDIV"}) | {"BITWISE_NOT", "CAST", "MAX_POOL2D", "RESIZE", "SELECT"}
 
 
 def _is_scaled_maximum(op: Op, rewriter: Rewriter) -> bool:
@@ -215,7 +215,7 @@ def readers_past_views(value: Value, rewriter: Rewriter, passed: frozenset[str])
         (reader, kinds of the operators between the original value and the reader): "RESHAPE", "SLICE".
     """
     for reader in rewriter.users(value) or ():
-        if is_view(reader):
+        if is_pure_reshape(reader):
             is_size_one = equal_without_ones(reader.output.shape, value.shape)
             is_transparent = is_size_one and rewriter.builder.target.hardware.ignores_unit_axes
             yield from readers_past_views(reader.output, rewriter, passed if is_transparent else passed | {"RESHAPE"})
@@ -225,7 +225,7 @@ def readers_past_views(value: Value, rewriter: Rewriter, passed: frozenset[str])
             yield reader, passed
 
 
-def is_view(op: Op) -> bool:
+def is_pure_reshape(op: Op) -> bool:
     """Whether ``op`` is a RESHAPE, or a TRANSPOSE that moves only dimensions of size 1."""
     if op.kind != "TRANSPOSE":
         return op.kind == "RESHAPE"

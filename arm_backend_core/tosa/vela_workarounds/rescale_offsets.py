@@ -18,10 +18,10 @@ from arm_backend_core.tosa.passes.peephole_movement import equal_without_ones
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, trace_back
 from arm_backend_core.tosa.vela_workarounds.copies import copy_operands_where, copy_result
 from arm_backend_core.tosa.vela_workarounds.fused_rescales import (
-    ARITHMETIC,
     NARROW_TYPES,
+    NONUNARY,
     RESCALE_DUPLICATING_KINDS,
-    is_view,
+    is_pure_reshape,
     readers_past_views,
     rescale_copy,
 )
@@ -106,7 +106,7 @@ def absorbs_widening(op: Op) -> bool:
     """Whether Vela lets ``op`` read the int8 or int16 operands of its widening RESCALEs by 1 directly."""
     terms = [producer(value, "RESCALE") for value in op.inputs]
     dtypes = {term.inputs[0].dtype for term in terms if term is not None and log2_scale(term) == 0}
-    is_binary = op.kind in ARITHMETIC and len(terms) == 2
+    is_binary = op.kind in NONUNARY and len(terms) == 2
     are_identity = all(term is not None and log2_scale(term) == 0 for term in terms)
     return (op.kind == "REDUCE_SUM" or is_binary) and are_identity and len(dtypes) == 1 and dtypes <= {*NARROW_TYPES}
 
@@ -219,7 +219,7 @@ def _merges_to_int32(op: Op, rewriter: Rewriter) -> bool:
             if reader.output.dtype is DType.INT32:
                 consumer = rewriter.only_user(reader.output)
                 return consumer is None or not _fuses_unit_rescales_of_operands(consumer, rewriter)
-        elif not is_view(reader):
+        elif not is_pure_reshape(reader):
             return False
         result = reader.output
     return False
@@ -259,9 +259,9 @@ def _may_fuse_into_producer(value: Value, rewriter: Rewriter) -> bool:
 
 
 def _gets_own_rescale_per_reader(value: Value, rewriter: Rewriter) -> bool:
-    """Whether Vela emits a separate RESCALE for each reader of ``value``: one reader, or arithmetic readers only."""
+    """Whether Vela emits a separate RESCALE for each reader of ``value``: one reader, or ``NONUNARY`` ones only."""
     readers = rewriter.users(value)
-    return readers is not None and (len(readers) == 1 or all(reader.kind in ARITHMETIC for reader in readers))
+    return readers is not None and (len(readers) == 1 or all(reader.kind in NONUNARY for reader in readers))
 
 
 def _loses_result_offset(reader: Op, value: Value, rewriter: Rewriter) -> bool:
@@ -287,7 +287,7 @@ def _fuses_into_producer(rescale: Op, rewriter: Rewriter) -> bool:
         return False
     if op.kind == "TABLE":
         return {op.inputs[0].dtype, rescale.output.dtype} == {DType.INT16}
-    is_narrow = op.kind in ARITHMETIC and all(value.dtype in NARROW_TYPES for value in op.inputs)
+    is_narrow = op.kind in NONUNARY and all(value.dtype in NARROW_TYPES for value in op.inputs)
     if is_narrow and _merges_unscaled(rescale, rewriter):
         return False
     return op.kind in _RESULT_SCALING_KINDS or is_narrow or _fuses_all_operand_rescales(op, rewriter)

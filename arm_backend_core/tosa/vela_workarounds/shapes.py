@@ -12,7 +12,7 @@ from arm_backend_core.tosa.graph import Op, Value, prod
 from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, skip_through, trace_back
 from arm_backend_core.tosa.vela_workarounds.copies import broadcast_constant, copy_operands_where, emit_copy
-from arm_backend_core.tosa.vela_workarounds.fused_rescales import is_view
+from arm_backend_core.tosa.vela_workarounds.fused_rescales import is_pure_reshape
 from arm_backend_core.tosa.vela_workarounds.workaround import AnyWorkaround, Workaround
 
 
@@ -170,14 +170,14 @@ def _flatten_to_rank_four(op: Op, match: bool, rewriter: Rewriter) -> Value:
 
 
 def _is_read_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
-    """Whether another operator reads ``value`` in another shape, through a view (``is_view``).
+    """Whether another operator reads ``value`` in another shape, through a view (``is_pure_reshape``).
 
     Bug ``reshaped_select``: Vela uses the other shape for a SELECT. For example, it broadcasts [1, 80, 1] with [80] to
     6,400 elements. A copy has a single shape. Program outputs count as reshaped, because the caller may reshape them.
     """
     source, producers = trace_back(value, lambda op: op.kind == "RESHAPE")
     views = [value, *(view.inputs[0] for view in producers)]
-    readers = {reader for view in views for reader in rewriter.users(view) or () if is_view(reader)}
+    readers = {reader for view in views for reader in rewriter.users(view) or () if is_pure_reshape(reader)}
     return rewriter.users(source) is None or not readers <= {*producers}
 
 

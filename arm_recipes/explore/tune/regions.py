@@ -32,11 +32,11 @@ class Region:
 def quantized_modules(program: ExportedProgram, recipe: ExportRecipe) -> tuple[str, ...]:
     """List the modules with operators that read quantized tensors, in execution order; "" is the top-level model.
 
-    Operators whose result keeps the quantization of the input (``Kind.SHARED``) do not count.
+    Operators whose result keeps the quantization of the input (``AnnotationKind.SHARED``) do not count.
     """
     from arm_backend_core.nodes import modules_of
     from arm_backend_core.ops.catalog import find_record
-    from arm_backend_core.ops.registry import Kind
+    from arm_backend_core.ops.registry import AnnotationKind
     from arm_backend_core.program import copy_program
     from arm_backend_core.quantization.annotator import ANNOTATION
     from arm_backend_core.quantization.ptq import ObservedProgram
@@ -51,7 +51,7 @@ def quantized_modules(program: ExportedProgram, recipe: ExportRecipe) -> tuple[s
     for node in observed.graph.nodes:
         annotation, record = node.meta.get(ANNOTATION), find_record(node)
         is_quantized = annotation is not None and annotation.input_qspec_map
-        if is_quantized and record is not None and record.kind is not Kind.SHARED:
+        if is_quantized and record is not None and record.kind is not AnnotationKind.SHARED:
             modules[next(reversed(modules_of(node)), "")] = None
     return tuple(modules)
 

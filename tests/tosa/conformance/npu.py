@@ -140,8 +140,8 @@ def _rescale_to_int16(graph: Graph, value: Value, largest: int) -> Value:
 def _apply_last_passes(graph: Graph, target: Target) -> tuple[bytes, str]:
     """Run the last passes; return the flatbuffer, and the failed assertion or an empty string."""
     try:
-        pipeline.finish(graph, target)
-        pipeline.check(graph, target)
+        pipeline.run_last_passes(graph, target)
+        pipeline.assert_serializable(graph, target)
     except AssertionError as error:
         return b"", str(error) or "an assertion"
     return serialize(graph), ""
