@@ -22,7 +22,7 @@ from benchmarks import litert_models, rows
 from benchmarks.litert import TARGETS, export_model
 
 if TYPE_CHECKING:
-    from arm_backend_core.backends.payload import Layer
+    from arm_backend_core.backends.vela_estimates import Layer
 
 #: NPU operations that compute one result from one element of each operand.
 _ELEMENTWISE = frozenset(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
-    from arm_backend_core.backends.payload import VelaEstimates
+    from arm_backend_core.backends.vela_estimates import VelaEstimates
     from arm_backend_core.compilation_log import Delegate
 
 

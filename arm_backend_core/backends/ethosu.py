@@ -17,14 +17,8 @@ from arm_backend_core.backends.ethosu_bounds import find_out_of_bounds_write
 from arm_backend_core.backends.ethosu_prefetch import prefetch_weights
 from arm_backend_core.backends.ethosu_waits import insert_waits
 from arm_backend_core.backends.ethosu_weight_cache import cache_weights_in_sram
-from arm_backend_core.backends.payload import (
-    Layer,
-    MemoryUse,
-    Payload,
-    VelaEstimates,
-    pack_block_stream,
-    pack_io_block,
-)
+from arm_backend_core.backends.payload import Payload, pack_block_stream, pack_io_block
+from arm_backend_core.backends.vela_estimates import Layer, MemoryUse, VelaEstimates
 from arm_backend_core.backends.vela_tables import Tables, read_allocations, read_rows
 from arm_backend_core.errors import CompileError
 from arm_backend_core.workers import vela

@@ -16,7 +16,7 @@ from arm_backend_core.backends.ethosu_commands import (
     is_u85,
     pixel_extent,
 )
-from arm_backend_core.backends.payload import Layer
+from arm_backend_core.backends.vela_estimates import Layer
 
 #: Registers of the OFM's size, each minus one.
 _WIDTH, _HEIGHT, _DEPTH = 273, 274, 275

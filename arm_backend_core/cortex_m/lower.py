@@ -24,11 +24,13 @@ from arm_backend_core.cortex_m.emitter import Emitter
 from arm_backend_core.cortex_m.lookup_tables import match_univariate
 from arm_backend_core.cortex_m.quantized_value import QuantizedValue
 from arm_backend_core.cortex_m.rules import (  # noqa: F401  (register rules)
+    bilinear_interpolation,
     convolution,
     elementwise,
+    linear,
     movement,
     pooling,
-    resize,
+    softmax,
     where,
 )
 from arm_backend_core.cortex_m.rules.context import (

@@ -18,7 +18,7 @@ from arm_recipes.runtime.delegates import TosaDelegate
 from arm_recipes.runtime.ethosu import EthosUDelegate, EthosUOperation
 
 if TYPE_CHECKING:
-    from arm_backend_core.backends.payload import Layer as Estimate
+    from arm_backend_core.backends.vela_estimates import Layer as Estimate
     from arm_backend_core.compilation_log import Delegate
     from arm_recipes.devtools.debug_handle_groups import DebugHandleGroup
     from arm_recipes.runtime.host_backends import Execution

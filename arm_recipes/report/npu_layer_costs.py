@@ -18,7 +18,7 @@ from arm_backend_core.tosa.graph import COPY_OPERATOR
 from arm_recipes.runtime.tosa_flatbuffer import read_graph
 
 if TYPE_CHECKING:
-    from arm_backend_core.backends.payload import Layer, VelaEstimates
+    from arm_backend_core.backends.vela_estimates import Layer, VelaEstimates
     from arm_backend_core.compilation_log import Delegate
     from arm_backend_core.tosa.graph import Origin
     from arm_recipes.runtime.tosa_flatbuffer import TosaGraph

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from executorch.exir.schema import ExecutionPlan
     from executorch.export import ExportRecipe
 
-    from arm_backend_core.backends.payload import VelaEstimates
+    from arm_backend_core.backends.vela_estimates import VelaEstimates
     from arm_backend_core.compilation_log import Delegate
 
 #: Vela's name of a memory that is RAM -> memory. If constants are in SRAM, Vela calls their memory on-chip flash.

@@ -17,7 +17,7 @@ from arm_recipes.runtime.tensor_info import TensorInfo
 from arm_recipes.stages.edge.cpu_operators import CpuOperator
 
 if TYPE_CHECKING:
-    from arm_backend_core.backends.payload import VelaEstimates
+    from arm_backend_core.backends.vela_estimates import VelaEstimates
     from arm_backend_core.compilation_log import Delegate
     from arm_recipes.report.comparisons import TaskAccuracy
     from arm_recipes.report.memory import MemoryOverTime

@@ -16,7 +16,7 @@ from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.tosa_flatbuffer import read_graph
 
 if TYPE_CHECKING:
-    from arm_backend_core.backends.payload import Layer
+    from arm_backend_core.backends.vela_estimates import Layer
     from arm_backend_core.compilation_log import Delegate
     from arm_backend_core.tosa.graph import Origin as TosaOrigin
 

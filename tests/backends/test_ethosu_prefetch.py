@@ -15,7 +15,8 @@ from arm_backend_core.backends.ethosu_accesses import MemoryAccess
 from arm_backend_core.backends.ethosu_commands import decode_commands
 from arm_backend_core.backends.ethosu_liveness import Liveness, _merge_ranges, analyze_liveness
 from arm_backend_core.backends.ethosu_prefetch_plan import Costs, PrefetchPlanner, Rates, Slot, WeightCopy
-from arm_backend_core.backends.payload import Payload, VelaEstimates
+from arm_backend_core.backends.payload import Payload
+from arm_backend_core.backends.vela_estimates import VelaEstimates
 from arm_backend_core.backends.vela_tables import WEIGHT_COPY_USAGE
 from arm_backend_core.dtype import DType
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec

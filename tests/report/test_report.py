@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from arm_backend_core.backends.payload import VelaEstimates
+from arm_backend_core.backends.vela_estimates import VelaEstimates
 from arm_backend_core.compilation_log import BoundaryTensor, Delegate
 from arm_recipes._internal.rendering import BAR_CHARACTERS, Renderable, Section, format_bytes
 from arm_recipes.report.costs import constants_row

@@ -19,7 +19,7 @@ from arm_recipes.report.ram import npu_parts
 if TYPE_CHECKING:
     import numpy as np
 
-    from arm_backend_core.backends.payload import VelaEstimates
+    from arm_backend_core.backends.vela_estimates import VelaEstimates
     from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 
 #: Version of the cached records; increase it when their format changes.
