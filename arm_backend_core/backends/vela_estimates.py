@@ -17,7 +17,7 @@ class MemoryUse:
 
 
 @dataclass(frozen=True)
-class Layer:
+class OperationEstimate:
     """Vela's estimate for one NPU operation of the command stream.
 
     Attributes:
@@ -116,7 +116,7 @@ class VelaEstimates:
     original_weight_bytes: int
     npu_operators: int
     memories: tuple[MemoryUse, ...]
-    layers: tuple[Layer, ...]
+    layers: tuple[OperationEstimate, ...]
     accelerator: str
     system_config: str
     memory_mode: str

@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from arm_backend_core.cortex_m.kernels.linear import compute_kernel_sum
 from arm_backend_core.cortex_m.quantized_value import QuantizedValue
-from arm_backend_core.cortex_m.rules.context import Context, Weight, rule, single_multiplier
+from arm_backend_core.cortex_m.rules.context import KernelContext, Weight, rule, single_multiplier
 from arm_backend_core.cortex_m.rules.convolution import ConvParameters, convolve_image
 from arm_backend_core.nodes import arguments_of
 from arm_backend_core.targets.cortex_m import Isa
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 @rule(aten.linear.default)
-def multiply_by_weight(cx: Context) -> QuantizedValue:
+def multiply_by_weight(cx: KernelContext) -> QuantizedValue:
     """Linear layer of [..., IC] and a weight [OC, IC].
 
     With per-channel scales, it is a 1x1 convolution: ``quantized_linear`` has one multiplier for all channels.
@@ -41,7 +41,7 @@ def multiply_by_weight(cx: Context) -> QuantizedValue:
     return cx.make_result(cx.emit.reshape(node, (*shape[:-1], channels)), layout)
 
 
-def _multiply_per_tensor(cx: Context, x: QuantizedValue, stored: Node, weight: Weight, bias: Any) -> Node:
+def _multiply_per_tensor(cx: KernelContext, x: QuantizedValue, stored: Node, weight: Weight, bias: Any) -> Node:
     scale = x.scale * float(weight.scale.flat[0])
     channels = weight.data.shape[0]
     bias_data = cx.bias(bias, np.asarray(scale), channels)
@@ -60,7 +60,7 @@ def _multiply_per_tensor(cx: Context, x: QuantizedValue, stored: Node, weight: W
 
 
 @rule(aten.matmul.default, aten.bmm.default, aten.mm.default)
-def multiply_matrices(cx: Context) -> QuantizedValue:
+def multiply_matrices(cx: KernelContext) -> QuantizedValue:
     """Product of two computed tensors [..., M, K] and [..., K, N]; a vector is one row or column."""
     first, second = (cx.operand(argument) for argument in cx.node.args[:2])
     batch = np.broadcast_shapes(first.shape[:-2], second.shape[:-2])
@@ -81,6 +81,6 @@ def multiply_matrices(cx: Context) -> QuantizedValue:
     return cx.clamp(cx.make_result(cx.emit.reshape(node, cx.node.meta["val"].shape)))
 
 
-def _with_rank(cx: Context, node: Node, rank: int) -> Node:
+def _with_rank(cx: KernelContext, node: Node, rank: int) -> Node:
     shape = tuple(node.meta["val"].shape)
     return cx.emit.reshape(node, (*(1,) * (rank - len(shape)), *shape))

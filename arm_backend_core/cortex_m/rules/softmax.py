@@ -6,7 +6,7 @@ import torch
 
 from arm_backend_core.cortex_m.kernels.softmax import OUTPUT_SCALE, OUTPUT_ZERO_POINT, softmax_parameters
 from arm_backend_core.cortex_m.quantized_value import QuantizedValue
-from arm_backend_core.cortex_m.rules.context import Context, rule
+from arm_backend_core.cortex_m.rules.context import KernelContext, rule
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import arguments_of
@@ -18,7 +18,7 @@ _SOFTMAX_RESULT = QParams(OUTPUT_SCALE, OUTPUT_ZERO_POINT, DType.INT8, -128, 127
 
 
 @rule(aten.softmax.int, aten._softmax.default, aten._safe_softmax.default)
-def softmax(cx: Context) -> QuantizedValue:
+def softmax(cx: KernelContext) -> QuantizedValue:
     """Softmax, along any dimension: the kernel computes it along the last one."""
     x = cx.operand(cx.node.args[0])
     dim = x.normalize_dim(int(arguments_of(cx.node)["dim"]))

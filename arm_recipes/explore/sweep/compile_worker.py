@@ -94,11 +94,11 @@ def compile_delegates(
     try:
         with (
             contextlib.suppress(Exception),
-            compilation_log.record(),
+            compilation_log.open_log(),
         ):  # use the defaults if the search fails, as an export does
             if graphs:
                 return index, _compile_all(spec, delegates, (choose_deferred(graph, spec) for graph in graphs))
-        with compilation_log.record():
+        with compilation_log.open_log():
             return index, _compile_all(spec, delegates, default_flatbuffers)
     except ArmBackendError as error:
         return index, str(error)
