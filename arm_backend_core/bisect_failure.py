@@ -1,4 +1,7 @@
-"""Failure bisection: find the operator on which a compiler crashed, because a crashing tool does not name it."""
+"""Failing operator: compile each operator alone, in order, to find the one on which a compiler crashed.
+
+A crashing tool does not name the operator.
+"""
 
 from __future__ import annotations
 

@@ -1,15 +1,16 @@
-"""Compilation log: collects delegates, rejected operators and notes during an export, for its reports.
+"""Compilation log: collects delegates, refused operators and notes during an export, for its reports.
 
-``record()`` opens a log for a ``with`` block. ``current()`` returns the innermost open log, in every function that the
-block calls. A context variable, the only one of the compiler core, holds the log, so threads have separate logs.
+``open_log()`` opens a log for a ``with`` block. ``current_log()`` returns the innermost open log, in every function
+that the block calls. A context variable, the only one of the compiler core, holds the log, so threads have separate
+logs.
 
 Logs are opened by exports, and by the lowerings of sweeps and comparisons outside of an export. An attempt that may
 fail (loop rolling, an export that may be repeated without alternatives) opens an inner log. If the attempt succeeds,
-the events of the inner log are copied to the outer log.
+the entries of the inner log are copied to the outer log.
 
-Logs are written by ``delegate`` (delegates, rejected operators), by functions whose decisions the user must know
+Logs are written by ``delegate`` (delegates, refused operators), by functions whose decisions the user must know
 (notes: quantization, intervals of int64, alternatives, Vela's optimization goal, training), and by
-``ConsultedHardware``. The function that opened a log reads it after the block.
+``TrackedHardware``. The function that opened a log reads it after the block.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from typing import TYPE_CHECKING, Any, cast
 if TYPE_CHECKING:
     from executorch.exir.lowered_backend_module import LoweredBackendModule
 
-    from arm_backend_core.backends.payload import VelaEstimates
+    from arm_backend_core.backends.vela_estimates import VelaEstimates
     from arm_backend_core.tosa.graph import Origin
 
 
 @dataclass(frozen=True)
-class Rejection:
+class RefusedOperator:
     """An operator that stays on the CPU, and why. ``fault``: whether a bug of this compiler is the reason."""
 
     node: str
@@ -50,7 +51,7 @@ class BoundaryTensor:
 
 
 @dataclass(frozen=True)
-class Delegate:
+class DelegateRecord:
     """A delegate: a part of the program that the target runs.
 
     Attributes:
@@ -88,31 +89,31 @@ class Delegate:
 _RECORD_KEY = "arm_delegate"  #: Key in the metadata of a lowered module.
 
 
-def set_delegate_record(module: LoweredBackendModule, record: Delegate) -> None:
+def set_delegate_record(module: LoweredBackendModule, record: DelegateRecord) -> None:
     """Attach the record of a delegate to its lowered module; it replaces the previous record."""
     module.meta = {**(module.meta or {}), _RECORD_KEY: record}
 
 
-def delegate_record(module: LoweredBackendModule) -> Delegate | None:
+def delegate_record(module: LoweredBackendModule) -> DelegateRecord | None:
     """The record of a delegate; None for a delegate of another backend."""
-    return cast("Delegate | None", (module.meta or {}).get(_RECORD_KEY))
+    return cast("DelegateRecord | None", (module.meta or {}).get(_RECORD_KEY))
 
 
 @dataclass
 class Log:
-    """The events of the compilations that ran while the log was open.
+    """The entries of the compilations that ran while the log was open.
 
     Attributes:
         delegates: records of the delegates, in the order of their compilation.
-        rejected: operators that stay on the CPU.
+        refused_operators: operators that stay on the CPU.
         notes: sentences for the user.
-        hardware_facts: attributes of ``Hardware`` that quantization read, by name, with their values.
+        hardware_dependencies: attributes of ``Hardware`` that quantization read, by name, with their values.
     """
 
-    delegates: list[Delegate] = field(default_factory=list)
-    rejected: list[Rejection] = field(default_factory=list)
+    delegates: list[DelegateRecord] = field(default_factory=list)
+    refused_operators: list[RefusedOperator] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    hardware_facts: dict[str, Any] = field(default_factory=dict)
+    hardware_dependencies: dict[str, Any] = field(default_factory=dict)
 
     def add_notes_once(self, notes: Iterable[str]) -> None:
         """Add the notes that the log does not have yet."""
@@ -122,14 +123,14 @@ class Log:
 _log: ContextVar[Log | None] = ContextVar("arm_backend_core_log", default=None)
 
 
-def current() -> Log:
+def current_log() -> Log:
     """The innermost open log. If no log is open, a new one, which nobody reads."""
     return _log.get() or Log()
 
 
 @contextmanager
-def record() -> Iterator[Log]:
-    """Collect the events of every compilation inside the ``with`` block."""
+def open_log() -> Iterator[Log]:
+    """Collect the entries of every compilation inside the ``with`` block."""
     log = Log()
     token = _log.set(log)
     try:

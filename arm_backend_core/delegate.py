@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,10 +26,10 @@ from arm_backend_core.bisect_failure import bisect_failure
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import CompileError, Fault, FullDelegationError, compiler_fault
 from arm_backend_core.graph_edits import eliminate_dead_code
-from arm_backend_core.insert_delegates import CompiledPartition, Partition, insert_delegates
+from arm_backend_core.insert_delegates import CompiledPartition, Executor, Partition, insert_delegates
 from arm_backend_core.lowering.fx_to_tosa import Lowering
 from arm_backend_core.lowering.uint8_inputs import is_uint8
-from arm_backend_core.memory_reduction.patch_search import compile_in_patches, save_graph_for_patches
+from arm_backend_core.memory_reduction.patch_search import compile_in_patches, make_graph_saving_pass
 from arm_backend_core.nodes import (
     assign_debug_handles,
     debug_handle_of,
@@ -50,15 +50,13 @@ from arm_backend_core.program import (
     fold_constant_outputs,
     lift_constants,
 )
-from arm_backend_core.selection import Predicate, select
+from arm_backend_core.selection import Predicate, select_operators
 from arm_backend_core.targets.compile_spec import ArmCompileSpec, CortexMCompileSpec
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa import reference_model
 from arm_backend_core.tosa.graph import Graph, Value
 from arm_backend_core.tosa.passes import pipeline
 from arm_backend_core.tosa.serialize import serialize
-
-_Executor = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 
 
 def delegate(
@@ -92,12 +90,12 @@ def delegate(
     assign_debug_handles(program.graph)
     program = prepare_program(program, spec.target)
     if isinstance(spec, CortexMCompileSpec):
-        _report_rejections(_lower_to_kernels(program, spec), spec, require_full_delegation)
+        _report_refused_operators(_lower_to_kernels(program, spec), spec, require_full_delegation)
         return program
-    selection = select(program, spec.target, keep_on_cpu)
+    selection = select_operators(program, spec.target, keep_on_cpu)
     for node, refusal in selection.refusals.items():
         set_refusal_reason(node, refusal.reason)
-    _report_rejections(selection.reported_refusals(), spec, require_full_delegation)
+    _report_refused_operators(selection.refused_operators(), spec, require_full_delegation)
     partitions = selection.partitions(name)
     _set_debug_handles(partitions)
     graphs = selection.graphs(partitions)
@@ -108,19 +106,19 @@ def delegate(
             for part, graph in zip(partitions, graphs, strict=True)
         ],
     )
-    if spec.isa is not None and selection.reported_refusals():
+    if spec.isa is not None and selection.refused_operators():
         _lower_to_kernels(program, spec)
     return program
 
 
-def _lower_to_kernels(program: ExportedProgram, spec: ArmCompileSpec) -> list[compilation_log.Rejection]:
+def _lower_to_kernels(program: ExportedProgram, spec: ArmCompileSpec) -> list[compilation_log.RefusedOperator]:
     """Replace quantized operators outside the delegates by int8 kernels of the Cortex-M (``spec.isa``).
 
     Returns:
         The operators without a kernel.
     """
     from arm_backend_core.cortex_m.lower import (  # registers operators
-        describe_unquantized_operators,
+        find_unquantized_operators,
         lower_to_kernels,
     )
 
@@ -128,28 +126,30 @@ def _lower_to_kernels(program: ExportedProgram, spec: ArmCompileSpec) -> list[co
     refusals = lower_to_kernels(program, spec.isa)
     if isinstance(spec, CortexMCompileSpec):  # else the NPU's refusal is the reason
         reasons = {node: refusal.reason for node, refusal in refusals.items()}
-        for node, reason in {**describe_unquantized_operators(program), **reasons}.items():
+        for node, reason in {**find_unquantized_operators(program), **reasons}.items():
             set_refusal_reason(node, reason)
     return [
-        compilation_log.Rejection(
+        compilation_log.RefusedOperator(
             node.name, operator_name(node), refusal.reason, source_location(node), isinstance(refusal, Fault)
         )
         for node, refusal in refusals.items()
     ]
 
 
-def _report_rejections(rejected: list[compilation_log.Rejection], spec: ArmCompileSpec, required: bool) -> None:
+def _report_refused_operators(
+    refused: list[compilation_log.RefusedOperator], spec: ArmCompileSpec, required: bool
+) -> None:
     """Record the operators that stay on the CPU.
 
     Raises:
         FullDelegationError: ``required`` is set, and there is such an operator.
     """
-    compilation_log.current().rejected.extend(rejected)
-    if not required or not rejected:
+    compilation_log.current_log().refused_operators.extend(refused)
+    if not required or not refused:
         return
-    lines = [f"  {r.operator} ({r.node}{', ' + r.source if r.source else ''}): {r.reason}" for r in rejected]
+    lines = [f"  {r.operator} ({r.node}{', ' + r.source if r.source else ''}): {r.reason}" for r in refused]
     raise FullDelegationError(
-        f"require_full_delegation: {len(rejected)} operator(s) cannot run on {spec.target.name}:\n" + "\n".join(lines)
+        f"require_full_delegation: {len(refused)} operator(s) cannot run on {spec.target.name}:\n" + "\n".join(lines)
     )
 
 
@@ -183,7 +183,7 @@ def _compile_partition(
     """
     output_dtypes = [value.dtype for value in graph.outputs]
     try:
-        choose, saved_graphs = save_graph_for_patches(spec, make_alternatives_pass(spec))
+        choose, saved_graphs = make_graph_saving_pass(spec, make_alternatives_pass(spec))
         pipeline.run(graph, spec.target, choose)
         assert all(op.origins for op in graph.walk()), "an operator has no origin"
     except Exception as error:
@@ -192,7 +192,7 @@ def _compile_partition(
     graph, flatbuffer, payload, spec = _compile_payload(partition, graph, spec, saved_graphs)
     artifacts.dump_artifacts(spec, partition.name, flatbuffer, payload, graph)
     extra_specs = payload.extra_compile_specs()
-    record = compilation_log.Delegate(
+    record = compilation_log.DelegateRecord(
         name=partition.name,
         backend=spec.backend_id,
         operators=tuple(operator_name(node) for node in partition.nodes),
@@ -202,17 +202,17 @@ def _compile_partition(
         checksum=extra_specs[0].value,
         vela=payload.vela,
         inputs=tuple(
-            _describe_boundary_tensor(node, value, lowering)
+            _make_boundary_tensor(node, value, lowering)
             for node, value in zip(partition.inputs, graph.inputs, strict=True)
         ),
         outputs=tuple(
-            _describe_boundary_tensor(node, value, lowering)
+            _make_boundary_tensor(node, value, lowering)
             for node, value in zip(partition.outputs, graph.outputs, strict=True)
         ),
         origins=tuple(tuple(op.origins.items()) for op in graph.walk()),
         handles=_debug_handles_by_operator(partition, graph),
     )
-    compilation_log.current().delegates.append(record)
+    compilation_log.current_log().delegates.append(record)
     input_formats = [
         (lowering.boundary_value(node)[1], value.dtype)
         for node, value in zip(partition.inputs, graph.inputs, strict=True)
@@ -246,7 +246,7 @@ def _compile_payload(
         partition: the partition.
         graph: its graph.
         spec: the compile spec.
-        saved_graphs: the list from ``save_graph_for_patches``. It is empty if no patches are needed.
+        saved_graphs: the list from ``make_graph_saving_pass``. It is empty if no patches are needed.
 
     Returns:
         The graph, its flatbuffer, the payload, and the compile spec that it was compiled for. ``optimise="auto"`` may
@@ -268,7 +268,7 @@ def _compile_payload(
     input_bytes, output_bytes = ([x.size * x.dtype.bytes for x in values] for values in (graph.inputs, graph.outputs))
     options: dict[str, Any] = {"delegate": partition.name, "find_operator": find_operator}
     options |= {"unused_inputs": unused_inputs, "input_bytes": input_bytes, "output_bytes": output_bytes}
-    with_locations, notes = spec.debug_mode is ArmCompileSpec.DebugMode.TOSA, compilation_log.current().notes
+    with_locations, notes = spec.debug_mode is ArmCompileSpec.DebugMode.TOSA, compilation_log.current_log().notes
     flatbuffer, note_count = serialize(graph, locations=with_locations), len(notes)
     try:
         payload, chosen = compile_best(spec, flatbuffer, graph=graph, **options)
@@ -282,7 +282,7 @@ def _compile_payload(
     return patched.graph, serialize(patched.graph, locations=with_locations), *patched.program
 
 
-def _describe_boundary_tensor(node: Node, value: Value, lowering: Lowering) -> compilation_log.BoundaryTensor:
+def _make_boundary_tensor(node: Node, value: Value, lowering: Lowering) -> compilation_log.BoundaryTensor:
     """Name, type, shape and quantization parameters of an input or output of a delegate."""
     if is_uint8(node):
         parameters = node.args[1:3] if is_quantize(node) else (None, None)
@@ -294,7 +294,7 @@ def _describe_boundary_tensor(node: Node, value: Value, lowering: Lowering) -> c
 
 def _make_reference_executor(
     flatbuffer: bytes, input_formats: Sequence[tuple[Layout, DType]], output_dtypes: Sequence[DType]
-) -> _Executor:
+) -> Executor:
     """Return a function that executes the delegate on the TOSA reference model.
 
     It runs when Python calls the delegated ``ExportedProgram``. The ``.pte`` does not contain it.

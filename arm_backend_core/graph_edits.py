@@ -37,7 +37,7 @@ def replace_node(node: Node, results: Any) -> None:
     node.graph.erase_node(node)
 
 
-def pass_on_dropout(node: Node, result: Node) -> None:
+def propagate_dropout_metadata(node: Node, result: Node) -> None:
     """Let ``result``, which replaces ``node``, be the operand of the dropout that training inserts behind ``node``."""
     if node.meta.get(FEEDS_DROPOUT):
         result.meta |= {FEEDS_DROPOUT: True, REPLACED_NAME: node.meta.get(REPLACED_NAME, node.name)}

@@ -13,7 +13,7 @@ from torch.fx import Graph, Node
 from torch.fx.passes.tools_common import stable_topological_sort
 
 from arm_backend_core.backends.payload import PLANNED_SCRATCH_KEYS
-from arm_backend_core.compilation_log import Delegate, set_delegate_record
+from arm_backend_core.compilation_log import DelegateRecord, set_delegate_record
 from arm_backend_core.graph_edits import eliminate_dead_code
 from arm_backend_core.nodes import BOUNDARY, boundary_order, boundary_source
 from arm_backend_core.program import build_program, eliminate_dead_constants
@@ -21,7 +21,7 @@ from arm_backend_core.program import build_program, eliminate_dead_constants
 if TYPE_CHECKING:
     from executorch.exir.lowered_backend_module import LoweredBackendModule
 
-Execute = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
+Executor = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ class CompiledPartition:
     backend_id: str
     payload: bytes
     compile_specs: list[Any]
-    execute: Execute
-    record: Delegate
+    execute: Executor
+    record: DelegateRecord
 
 
 def insert_delegates(program: ExportedProgram, delegates: Sequence[CompiledPartition]) -> None:
@@ -207,7 +207,7 @@ class _EagerDelegate:
 
     lowered: LoweredBackendModule
 
-    def __init__(self, metas: Sequence[torch.Tensor], execute: Execute) -> None:
+    def __init__(self, metas: Sequence[torch.Tensor], execute: Executor) -> None:
         self.metas = [(tuple(meta.shape), meta.dtype) for meta in metas]
         self.execute = execute
 

@@ -119,7 +119,7 @@ def _schema_name(overload: OpOverload) -> str:
     return str(overload._schema.name).partition("::")[2].removesuffix("_")
 
 
-def mutates(node: Node) -> bool:
+def has_mutable_schema(node: Node) -> bool:
     """Whether ``node`` changes an operand in place: its elements, or only its metadata (``transpose_``)."""
     return node.op == "call_function" and isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
@@ -133,21 +133,21 @@ def is_written(node: Node) -> bool:
     """Whether the graph writes into ``node`` or into one of its views."""
     aliases = [node]
     for source in aliases:  # grows by views of it
-        if any(overwrites(user, source) for user in source.users):
+        if any(is_write_to(user, source) for user in source.users):
             return True
         operators = (user for user in source.users if isinstance(user.target, (OpOverload, type(operator.getitem))))
         aliases += [user for user in operators if user not in aliases and is_view(user, source)]
     return False
 
 
-def overwrites(node: Node, source: Node) -> bool:
+def is_write_to(node: Node, source: Node) -> bool:
     """Whether ``node`` changes the memory of ``source``; ``x += y`` does not change ``y``, which it reads."""
-    return changes_memory(node) and any(info.is_write for info in _alias_infos(node, source))
+    return is_in_place_write(node) and any(info.is_write for info in _alias_infos(node, source))
 
 
-def changes_memory(node: Node) -> bool:
+def is_in_place_write(node: Node) -> bool:
     """Whether ``node`` writes elements in place. ``transpose_`` does not: it changes the metadata of one tensor."""
-    return mutates(node) and torch.Tag.inplace_view not in cast(OpOverload, node.target).tags
+    return has_mutable_schema(node) and torch.Tag.inplace_view not in cast(OpOverload, node.target).tags
 
 
 def is_view(node: Node, source: Node) -> bool:
@@ -159,7 +159,7 @@ def is_view(node: Node, source: Node) -> bool:
     if not isinstance(node.target, OpOverload):
         return True
     if any(result.alias_info is not None for result in node.target._schema.returns):
-        return bool(_alias_infos(node, source)) and not changes_memory(node)
+        return bool(_alias_infos(node, source)) and not is_in_place_write(node)
     return not _storages(source).isdisjoint(_storages(node))
 
 
@@ -183,7 +183,7 @@ def _storages(node: Node) -> set[int]:
 
 def constant_nodes(graph: Graph, inputs: Iterable[Node] = ()) -> set[Node]:
     """The attributes that the graph does not write, the constant ``inputs``, and nodes computed from these alone."""
-    constants, has_writes = set(inputs), any(map(mutates, graph.nodes))
+    constants, has_writes = set(inputs), any(map(has_mutable_schema, graph.nodes))
     for node in graph.nodes:
         is_attribute = node.op == "get_attr" and not (has_writes and is_state(node))
         if is_attribute or (node.op == "call_function" and is_constant(node, constants)):

@@ -43,7 +43,7 @@ class Selection:
 
     Attributes:
         program: the program.
-        lowering: the lowering walk. It lowered all operators except those that ``select`` refused beforehand
+        lowering: the lowering walk. It lowered all operators except those that ``select_operators`` refused beforehand
             (``keep_on_cpu``, quantize nodes of inputs).
         operators: operators of the program, in program order.
         refusals: for each operator that was refused, the reason. Constants that only the CPU reads are neither refused
@@ -57,13 +57,13 @@ class Selection:
     refusals: dict[Node, Unsupported]
     partition_ids: dict[Node, int]
 
-    def reported_refusals(self) -> list[compilation_log.Rejection]:
+    def refused_operators(self) -> list[compilation_log.RefusedOperator]:
         """The operators on the CPU, for the report.
 
         Quantize and dequantize nodes and loops that call a delegate are left out.
         """
         return [
-            compilation_log.Rejection(
+            compilation_log.RefusedOperator(
                 node.name, operator_name(node), refusal.reason, source_location(node), isinstance(refusal, Fault)
             )
             for node, refusal in self.refusals.items()
@@ -93,7 +93,7 @@ class Selection:
             yield extract_subgraph(inputs, outputs, position.__getitem__)
 
 
-def select(program: ExportedProgram, target: Target, keep_on_cpu: Sequence[Predicate]) -> Selection:
+def select_operators(program: ExportedProgram, target: Target, keep_on_cpu: Sequence[Predicate]) -> Selection:
     """Select the nodes that ``target`` runs, by lowering the program, and assign them to delegates.
 
     Args:
@@ -122,12 +122,12 @@ def select(program: ExportedProgram, target: Target, keep_on_cpu: Sequence[Predi
             _check_loops(operators, refusals, target)
             _check_custom_operators(refusals, target)
             partition_ids = assign_partition_ids(operators, set(operators) - refusals.keys())
-            if target.hardware.npu:
+            if target.hardware.is_npu:
                 partition_ids = _split_large_partitions(partition_ids, len(program.graph_signature.buffers_to_mutate))
             _sink_into_consumers(partition_ids, operators, lowering)
             return Selection(program, lowering, operators, refusals, partition_ids)
         new_float_nodes = {
-            node for node in unmaterializable if target.floating and not is_dequantize(node)
+            node for node in unmaterializable if target.has_fp_profile and not is_dequantize(node)
         } - lowering.float_nodes
         # Elementwise functions and data movement that an unquantized CPU operator or an output reads are lowered again
         # in floating point.

@@ -22,7 +22,7 @@ from benchmarks import litert_models, rows
 from benchmarks.litert import TARGETS, export_model
 
 if TYPE_CHECKING:
-    from arm_backend_core.backends.payload import Layer
+    from arm_backend_core.backends.vela_estimates import OperationEstimate
 
 #: NPU operations that compute one result from one element of each operand.
 _ELEMENTWISE = frozenset(
@@ -58,7 +58,7 @@ def measure(name: str, target_name: str) -> rows.Row:
     }
 
 
-def _kind(layer: Layer) -> str:
+def _kind(layer: OperationEstimate) -> str:
     """Kind of an NPU operation, for the table."""
     name = layer.npu_operator
     if name == "DepthwiseConv2D":
@@ -66,7 +66,7 @@ def _kind(layer: Layer) -> str:
     return "elementwise" if name in _ELEMENTWISE else "moves" if name in _MOVES else "other"
 
 
-def _slowest_memory(layer: Layer) -> str:
+def _slowest_memory(layer: OperationEstimate) -> str:
     return max(layer.memory_cycles, key=lambda item: item[1], default=("", 0))[0]
 
 

@@ -39,7 +39,7 @@ def make_target(name: str, release: vela.Release | None = None) -> Target:
     found, _, macs = _ACCELERATORS.get(name, name).rpartition("-")
     assert found in ETHOS_U_FAMILIES
     spec = "TOSA-1.0+INT+int16+int4+doubleround"
-    return Target.from_tosa_spec(spec, family=found, macs=int(macs), vela=release or vela.installed_release())
+    return Target.from_tosa_spec(spec, family=found, macs=int(macs), vela_release=release or vela.installed_release())
 
 
 def build_graph(body: Body, *inputs: Input, target: Target = FULL_TARGET) -> Graph:
@@ -57,8 +57,8 @@ def build_flatbuffer(body: Body, *inputs: Input, target: Target = FULL_TARGET) -
 
 
 @cache
-def _configuration(name: str) -> vela.Configuration:
-    return vela.configure((f"--accelerator-config={_ACCELERATORS[name]}", "--output-format=raw"))
+def _configuration(name: str) -> vela.VelaConfiguration:
+    return vela.parse_command_line((f"--accelerator-config={_ACCELERATORS[name]}", "--output-format=raw"))
 
 
 def estimate_npu_cycles(name: str, flatbuffer: bytes) -> int:

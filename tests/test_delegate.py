@@ -20,7 +20,7 @@ from arm_backend_core.ops import registry
 from arm_backend_core.ops.catalog import aten_records
 from arm_backend_core.ops.operands import Context, Operand
 from arm_backend_core.program import copy_program
-from arm_backend_core.selection import select
+from arm_backend_core.selection import select_operators
 from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
@@ -190,7 +190,7 @@ def test_boundary_of_a_delegate_has_quantization_parameters() -> None:
 
         return (fake_quantize(torch.sigmoid(fake_quantize(x, 0.5, 3)), 0.25, -7),)
 
-    with compilation_log.record() as log:
+    with compilation_log.open_log() as log:
         delegate(_export_function(quantized, torch.randn(2, 3)), TosaCompileSpec())
     (made,) = log.delegates
     assert [(io.scale, io.zero_point) for io in (*made.inputs, *made.outputs)] == [(0.5, 3), (0.25, -7)]
@@ -234,9 +234,9 @@ def test_a_rule_that_fails_is_a_refusal_that_blames_the_compiler(
         delegate(program, FP)
     assert what in str(strict.value)
     monkeypatch.delenv("ARM_BACKEND_CORE_STRICT")
-    with compilation_log.record() as log:
+    with compilation_log.open_log() as log:
         delegated = delegate(program, FP)
-    (refused,) = log.rejected
+    (refused,) = log.refused_operators
     assert refused.fault
     assert refused.operator == "aten.cos.default"
     assert "test_delegate.py" in refused.source
@@ -255,14 +255,14 @@ def _replace_decomposition(
 
 def _refuse_as_compiler_fault(
     monkeypatch: pytest.MonkeyPatch, program: ExportedProgram, reason: str
-) -> compilation_log.Rejection:
+) -> compilation_log.RefusedOperator:
     """Check that ``reason`` is an error in strict mode, otherwise a refusal. Returns the refusal."""
     with pytest.raises(InternalError, match=reason):
         delegate(program, FP)
     monkeypatch.delenv("ARM_BACKEND_CORE_STRICT")
-    with compilation_log.record() as log:
+    with compilation_log.open_log() as log:
         delegate(program, FP)
-    (refused,) = log.rejected
+    (refused,) = log.refused_operators
     assert refused.fault
     assert reason in refused.reason
     return refused
@@ -322,15 +322,15 @@ def test_refusal_of_a_constant_that_no_delegate_reads_says_so() -> None:
 
 def test_a_shape_that_depends_on_data_is_refused() -> None:
     program = _export_function(lambda m, x: (x[x > 0] * 2, x + 1), torch.randn(4))
-    with compilation_log.record() as log:
+    with compilation_log.open_log() as log:
         delegate(program, FP)
-    refused = {rejected.operator: rejected for rejected in log.rejected}
+    refused = {refused.operator: refused for refused in log.refused_operators}
     assert "not known before the program runs" in refused["aten.mul.Tensor"].reason
-    assert not any(rejected.fault for rejected in log.rejected)
+    assert not any(refused.fault for refused in log.refused_operators)
 
 
 def test_inputs_of_a_delegate_keep_the_programs_order() -> None:
-    with compilation_log.record() as log:
+    with compilation_log.open_log() as log:
         _check(lambda m, x, y: (torch.relu(y) * 2 + x,), torch.randn(3), torch.randn(3), cpu=[])
     (made,) = log.delegates
     assert [io.name for io in made.inputs] == ["args_0", "args_1"]
@@ -342,7 +342,7 @@ def test_partitions_do_not_change_the_graph_and_contain_shared_constant_expressi
         return torch.relu(x @ table.t()) @ table
 
     program = prepare_program(_export_function(function, torch.randn(3, 4)), FP.target)
-    selection = select(program, FP.target, [lambda node: node.target is aten.relu.default])
+    selection = select_operators(program, FP.target, [lambda node: node.target is aten.relu.default])
     nodes = list(program.graph.nodes)
     first, second = selection.partitions(), selection.partitions()
     assert first == second

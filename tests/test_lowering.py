@@ -18,7 +18,7 @@ _CASE_NAMES = ["conv2d_relu", "sdpa_causal", "gelu", "embedding", "split", "upsa
 
 
 def _lowered(case: Case, program: torch.export.ExportedProgram, partitioner: Partitioner) -> list[torch.Tensor]:
-    with compilation_log.record() as log:
+    with compilation_log.open_log() as log:
         edge = to_edge_transform_and_lower(
             program,
             partitioner=[partitioner],

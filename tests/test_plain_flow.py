@@ -162,7 +162,7 @@ class Lowered:
 
 
 def lower(program: ExportedProgram | dict[str, ExportedProgram], partitioner: Any) -> Lowered:
-    with compilation_log.record() as log:
+    with compilation_log.open_log() as log:
         manager = to_edge_transform_and_lower(
             program,
             partitioner=partitioner if isinstance(partitioner, (list, dict)) else [partitioner],
@@ -208,7 +208,7 @@ def test_quantized(target: str, config: Callable[[], Any]) -> None:
     program = quantize(Net(), images(), quantizer.set_global(config()))
     lowered = lower(program, partitioner)
     assert len(lowered.delegates()) == 1
-    assert not lowered.log.rejected
+    assert not lowered.log.refused_operators
     lowered.check_delegates()
     with torch.no_grad():
         expected = program.module()(*images()[0])
@@ -271,14 +271,14 @@ def test_the_most_specific_setting_wins() -> None:
     assert _dtypes(program, "body") == {"int8"}
     assert _dtypes(program, "head") == {"int8"}
     lowered = lower(program, partitioner)
-    assert not lowered.log.rejected
+    assert not lowered.log.refused_operators
 
 
 def test_set_module_name() -> None:
     quantizer, partitioner = tosa()
     program = quantize(Net(), images(), quantizer.set_global(INT8()).set_module_name("head", A16W8()))
     assert _dtypes(program, "head") == {"int16"}
-    assert not lower(program, partitioner).log.rejected
+    assert not lower(program, partitioner).log.refused_operators
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ def test_configuration_none_leaves_a_module_in_float(skip: Callable[[Any], Any])
         quantizer, partitioner = make()
         program = quantize(Net(), images(), skip(quantizer.set_global(INT8())))
         lowered = lower(program, partitioner)
-        (left,) = lowered.log.rejected
+        (left,) = lowered.log.refused_operators
         assert left.operator == "aten.linear.default"
         target = partitioner.compile_spec.target.name
         assert left.reason == f"its result is not quantized, and {target} runs integers only"
@@ -321,7 +321,7 @@ def test_vgf_mixes_float_and_integers_in_one_delegate(part: str) -> None:
     quantizer, partitioner = vgf()
     program = quantize(Net(), images(), quantizer.set_global(INT8()).set_module_name(part, None))
     lowered = lower(program, partitioner)
-    assert not lowered.log.rejected
+    assert not lowered.log.refused_operators
     assert len(lowered.delegates()) == 1
     with torch.no_grad():
         assert_close(lowered.run(*images()[0]), program.module()(*images()[0]), 1 / 100)
@@ -336,7 +336,7 @@ def test_set_io() -> None:
     assert str(nodes[-1].args[5]) == "torch.int16"
     assert _dtypes(program, "body") == {"int8"}
     lowered = lower(program, partitioner)
-    assert not lowered.log.rejected
+    assert not lowered.log.refused_operators
     with torch.no_grad():
         assert_close(lowered.run(*images()[0]), program.module()(*images()[0]), 1 / 100)
 
@@ -369,7 +369,7 @@ def test_an_operator_in_the_middle(
     else:
         program = quantize(model, vectors(), quantizer.set_global(config()))
     lowered = lower(program, partitioner)
-    reasons = {left.operator: left.reason for left in lowered.log.rejected}
+    reasons = {left.operator: left.reason for left in lowered.log.refused_operators}
     reason = reasons.get("aten.topk.default") or reasons["aten.mul.Tensor"]
     assert reason.startswith(("its int64 result may exceed int32", "topk of 8 among 2400 elements"))
     assert len(lowered.delegates()) == 2
@@ -453,7 +453,7 @@ def test_a_buffer_that_is_written_is_not_a_constant() -> None:
     model = Memory().eval()
     program = export(copy.deepcopy(model), vectors())
     lowered = lower(program, TOSAPartitioner(TosaCompileSpec("TOSA-1.0+FP")))
-    assert not lowered.log.rejected
+    assert not lowered.log.refused_operators
     lowered.check_delegates()
     module = lowered.manager.exported_program().module()
     with torch.no_grad():
@@ -489,7 +489,7 @@ def test_a_program_without_delegates() -> None:
     x = torch.randn(2, 720)
     lowered = lower(export(Largest(), [(x,)]), TOSAPartitioner(TosaCompileSpec("TOSA-1.0+FP")))
     assert lowered.delegates() == []
-    assert [left.operator for left in lowered.log.rejected] == ["aten.topk.default"]
+    assert [left.operator for left in lowered.log.refused_operators] == ["aten.topk.default"]
     assert torch.equal(lowered.run(x), torch.topk(x, 8).values)
 
 
@@ -498,7 +498,7 @@ def test_keep_on_cpu() -> None:
     spec = TosaCompileSpec("TOSA-1.0+FP")
     partitioner = TOSAPartitioner(spec, [lambda node: node.target is torch.ops.aten.relu.default])
     lowered = lower(export(model, images()), partitioner)
-    assert [(left.operator, left.reason) for left in lowered.log.rejected] == [
+    assert [(left.operator, left.reason) for left in lowered.log.refused_operators] == [
         ("aten.relu.default", "kept on the CPU as asked")
     ]
     assert lowered.on_cpu() == ["aten.relu.default"]

@@ -74,14 +74,14 @@ def make_alternatives_pass(spec: ArmCompileSpec) -> Pass:
     def choose(graph: Graph, target: Target) -> None:
         if isinstance(spec, DeferredTuningSpec):
             spec.graphs.append(pickle_graph(graph))
-        if not target.hardware.npu:
+        if not target.hardware.is_npu:
             return
         transpose_split.drop_unit_dimensions(graph, target)
         choices: list[Choice] = []
         if isinstance(spec, EthosUCompileSpec) and spec.search_alternatives:
             choices = choose_alternatives(graph, target, ALTERNATIVES, VelaCostModel(spec.configuration).estimate)
         if choices:
-            compilation_log.current().notes.append(describe_choices(choices))
+            compilation_log.current_log().notes.append(describe_choices(choices))
         apply_unconditional(graph, target)
 
     return choose

@@ -95,7 +95,7 @@ def choose_alternatives(
             reason = compiler_fault(
                 f"the alternative '{alternative.name}' raised {type(error).__name__}: {error}", error
             ).reason
-            compilation_log.current().notes.append(reason)
+            compilation_log.current_log().notes.append(reason)
             continue
         if chosen:
             _rewrite_operators(graph, target, alternative, chosen)

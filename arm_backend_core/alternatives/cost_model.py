@@ -52,7 +52,7 @@ _cache: dict[str, dict[str, Cost | None]] = {}
 class VelaCostModel:
     """Estimates the cost of graphs by Vela, for one configuration."""
 
-    def __init__(self, configuration: vela.Configuration) -> None:
+    def __init__(self, configuration: vela.VelaConfiguration) -> None:
         self._configuration = configuration
 
     def estimate(self, graphs: Sequence[Graph]) -> list[Cost | None]:

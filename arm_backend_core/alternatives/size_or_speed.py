@@ -90,7 +90,7 @@ def compile_best(spec: ArmCompileSpec, flatbuffer: bytes, **compile_options: Any
     saving = _describe_saving(fast.payload, best.payload)
     if saving or (spec.optimise == "ram" and best is not fast):
         delegate, goal = compile_options["delegate"], _describe_goal(fast.spec, best.spec)
-        compilation_log.current().notes.append(f"'{delegate}' is {goal}: {saving or 'cycles +0.0%'}")
+        compilation_log.current_log().notes.append(f"'{delegate}' is {goal}: {saving or 'cycles +0.0%'}")
     return best.payload, best.spec
 
 
@@ -184,7 +184,7 @@ def _spills_activations(program: CompiledCandidate) -> bool:
     return program.spec.configuration.arena_on_second_port and 2 * program.vela.sram_bytes > limit
 
 
-def _reads_weights_as_fast_as_activations(configuration: vela.Configuration) -> bool:
+def _reads_weights_as_fast_as_activations(configuration: vela.VelaConfiguration) -> bool:
     """Whether the memory of the weights is not slower than the memory of the activations."""
     return configuration.arena_on_second_port or configuration.const_memory not in ("OffChipFlash", "Dram")
 
@@ -194,7 +194,9 @@ def _compile_in_parallel(
 ) -> tuple[Payload, Payload | None]:
     others: list[Any] = []
 
-    def compile_in_worker(content: bytes, configuration: vela.Configuration, timeout: float | None) -> tuple[Any, str]:
+    def compile_in_worker(
+        content: bytes, configuration: vela.VelaConfiguration, timeout: float | None
+    ) -> tuple[Any, str]:
         request = COMPILE_BOTH_FUNCTION, size_spec.configuration.options
         (first, second), log = vela.compile_tosa(content, configuration, timeout, *request)
         others.append(second)

@@ -36,7 +36,7 @@ def apply_unconditional(graph: Graph, target: Target) -> None:
         eliminate_common_subexpressions(graph, target)
     apply_once(graph, target, {"RESCALE": [split_int16_rows, multiply_before_rescale, widen_by_multiply]})
     if target.hardware.estimates_missing_activation:
-        if target.vela == (5, 1):
+        if target.vela_release == (5, 1):
             apply_once(graph, target, {"RESCALE": [clamp_to_dtype], "MAX_POOL2D": [clamp_to_dtype]})
         apply_once(graph, target, {"ADD": [copy_constant], "MUL": [copy_constant]})
 
@@ -135,7 +135,7 @@ def copy_constant(op: Op, rewriter: Rewriter) -> Value | None:
     With 5.2 on U55, the copy is cheaper from two rows on; otherwise from 64.
     """
     b = rewriter.builder
-    min_rows = b.target.hardware.copies_constants_from.get(b.target.vela, 64)
+    min_rows = b.target.hardware.constant_copy_min_rows.get(b.target.vela_release, 64)
     for i, constant in enumerate(op.inputs):
         is_broadcast = constant.dtype is DType.INT32 and 1 < constant.size <= op.output.size // min_rows
         if constant.data is not None and is_broadcast and op.inputs[1 - i].data is None:

@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 
 from arm_backend_core.aten.constant_folding import Constants
 from arm_backend_core.aten.layer_affine import ChannelAffine, fold_into_producer, insert_depthwise
-from arm_backend_core.graph_edits import pass_on_dropout
+from arm_backend_core.graph_edits import propagate_dropout_metadata
 
 aten = torch.ops.aten
 
@@ -35,6 +35,6 @@ def fold_batch_norms(module: GraphModule) -> None:
         with module.graph.inserting_before(node):
             is_folded = fold_into_producer(constants, x, affine) is None
             result = x if is_folded else insert_depthwise(constants, node, x, affine)
-        pass_on_dropout(node, result)
+        propagate_dropout_metadata(node, result)
         node.replace_all_uses_with(result)
         module.graph.erase_node(node)

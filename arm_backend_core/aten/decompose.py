@@ -33,8 +33,8 @@ from arm_backend_core.nodes import (
     constant_nodes,
     describe_node,
     first_result,
+    has_mutable_schema,
     is_constant,
-    mutates,
 )
 from arm_backend_core.ops.catalog import aten_records, find_composite
 from arm_backend_core.ops.composites.movement import READS_BEYOND_VIEW
@@ -234,7 +234,7 @@ class _Decomposer:
         self.run(module, constants)
         self.in_progress.pop()
         for node in module.graph.nodes:
-            if mutates(node):
+            if has_mutable_schema(node):
                 description = f"{target} decomposes into writes to shared memory"
                 is_own_decomposition = target in aten_records()
                 raise node.meta.get(DECOMPOSITION_REFUSAL) or (

@@ -11,7 +11,14 @@ from torch.export import ExportedProgram, default_decompositions
 from torch.fx import Graph, Node
 
 from arm_backend_core.errors import ModelError
-from arm_backend_core.nodes import FEEDS_DROPOUT, changes_memory, is_view, is_written, mutates, overload_of
+from arm_backend_core.nodes import (
+    FEEDS_DROPOUT,
+    has_mutable_schema,
+    is_in_place_write,
+    is_view,
+    is_written,
+    overload_of,
+)
 from arm_backend_core.ops.catalog import find_composite
 
 aten = torch.ops.aten
@@ -45,10 +52,10 @@ def functionalize(graph: Graph, *, write_back: bool = False) -> Node | None:
     _replace_empty_by_zeros(graph)
     _redirect_to_mutated_tensor(graph)
     order = {node: i for i, node in enumerate(graph.nodes)}
-    mutating = [node for node in graph.nodes if mutates(node) and not _is_final_write(node, order)]
+    mutating = [node for node in graph.nodes if has_mutable_schema(node) and not _is_final_write(node, order)]
     for node in mutating:
         if _functional_overload(node) is None or (
-            changes_memory(node) and _is_aliased(node.args[0], node, order, allow_inputs=write_back)
+            is_in_place_write(node) and _is_aliased(node.args[0], node, order, allow_inputs=write_back)
         ):
             return node
     mutated: dict[Node, Node] = {}
@@ -163,8 +170,8 @@ def _replace_empty_by_zeros(graph: Graph) -> None:
 
 def _redirect_to_mutated_tensor(graph: Graph) -> None:
     """Redirect readers of an in-place operator's result to the tensor that it mutates."""
-    for node in [node for node in graph.nodes if mutates(node)]:
-        if _functional_overload(node) is not None and changes_memory(node):
+    for node in [node for node in graph.nodes if has_mutable_schema(node)]:
+        if _functional_overload(node) is not None and is_in_place_write(node):
             node.replace_all_uses_with(node.args[0])
 
 

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from arm_backend_core.backends.payload import Payload, VelaEstimates
+from arm_backend_core.backends.payload import Payload
+from arm_backend_core.backends.vela_estimates import VelaEstimates
 from arm_backend_core.errors import ArmBackendError, CompileError
 from arm_backend_core.targets.compile_spec import ArmCompileSpec
 from arm_backend_core.tosa.graph import Graph

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
-    from arm_backend_core.backends.payload import VelaEstimates
-    from arm_backend_core.compilation_log import Delegate
+    from arm_backend_core.backends.vela_estimates import VelaEstimates
+    from arm_backend_core.compilation_log import DelegateRecord
 
 
-def set_call_count(record: Delegate, calls: int) -> Delegate:
+def set_call_count(record: DelegateRecord, calls: int) -> DelegateRecord:
     """Set the number of calls per inference, and multiply Vela's estimates by it."""
     return replace(record, calls=calls, vela=record.vela and multiply_estimates(record.vela, calls))
 

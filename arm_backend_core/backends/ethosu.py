@@ -17,14 +17,8 @@ from arm_backend_core.backends.ethosu_bounds import find_out_of_bounds_write
 from arm_backend_core.backends.ethosu_prefetch import prefetch_weights
 from arm_backend_core.backends.ethosu_waits import insert_waits
 from arm_backend_core.backends.ethosu_weight_cache import cache_weights_in_sram
-from arm_backend_core.backends.payload import (
-    Layer,
-    MemoryUse,
-    Payload,
-    VelaEstimates,
-    pack_block_stream,
-    pack_io_block,
-)
+from arm_backend_core.backends.payload import Payload, pack_block_stream, pack_io_block
+from arm_backend_core.backends.vela_estimates import MemoryUse, OperationEstimate, VelaEstimates
 from arm_backend_core.backends.vela_tables import Tables, read_allocations, read_rows
 from arm_backend_core.errors import CompileError
 from arm_backend_core.workers import vela
@@ -49,7 +43,7 @@ def compile_ethosu(
     input_bytes: Sequence[int] | None = None,
     output_bytes: Sequence[int] | None = None,
     timeout: float | None = 1800.0,
-    run_vela: Callable[[bytes, vela.Configuration, float | None], tuple[Any, str]] | None = None,
+    run_vela: Callable[[bytes, vela.VelaConfiguration, float | None], tuple[Any, str]] | None = None,
 ) -> Payload:
     """Compile a TOSA 1.0 flatbuffer for ``spec``'s NPU.
 
@@ -104,7 +98,7 @@ def compile_ethosu(
         artifacts = {"_vela.npz": _pack_npz(vela_result), "_per-layer.csv": _format_per_layer_csv(estimates)}
         if log:
             artifacts["_vela.log"] = log.encode()
-    return Payload(_pack_stream(vela_result), estimates, artifacts)
+    return Payload(_pack_payload(vela_result), estimates, artifacts)
 
 
 def _describe_size_mismatch(
@@ -138,7 +132,7 @@ def _allocate_unused_inputs(vela_result: dict[str, Any], unused_inputs: Mapping[
             )
 
 
-def _pack_stream(vela_result: dict[str, Any]) -> bytes:
+def _pack_payload(vela_result: dict[str, Any]) -> bytes:
     return pack_block_stream(
         [
             ("vela_bin_stream", b""),
@@ -153,7 +147,9 @@ def _pack_stream(vela_result: dict[str, Any]) -> bytes:
     )
 
 
-def _make_estimates(vela_result: dict[str, Any], spec: EthosUCompileSpec, layers: tuple[Layer, ...]) -> VelaEstimates:
+def _make_estimates(
+    vela_result: dict[str, Any], spec: EthosUCompileSpec, layers: tuple[OperationEstimate, ...]
+) -> VelaEstimates:
     report, configuration = vela_result["report"], spec.configuration
     memories = tuple(
         MemoryUse(name, use["peak"], use["cycles"], use["read"], use["written"])
@@ -194,7 +190,7 @@ def _make_estimates(vela_result: dict[str, Any], spec: EthosUCompileSpec, layers
     )
 
 
-def _make_layers(tables: Tables, waits: Sequence[int]) -> tuple[Layer, ...]:
+def _make_layers(tables: Tables, waits: Sequence[int]) -> tuple[OperationEstimate, ...]:
     """Build the per-operation estimates from Vela's tables.
 
     Args:
@@ -213,7 +209,7 @@ def _make_layers(tables: Tables, waits: Sequence[int]) -> tuple[Layer, ...]:
         source = sources.get(row["source_id"], {})
         index = int(source.get("ext_key", -1))
         layers.append(
-            Layer(
+            OperationEstimate(
                 operator=source.get("operator", row["operator"]),
                 npu_operator=row["operator"],
                 tensor=row["name"],

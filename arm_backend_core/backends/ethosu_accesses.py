@@ -9,8 +9,8 @@ from typing import NamedTuple
 from arm_backend_core.backends.ethosu_commands import DMA_REGISTERS, FEATURE_MAP_REGISTERS, pixel_extent
 
 #: NPU_OP_CONV and NPU_OP_DEPTHWISE.
-CONVOLUTIONS = (2, 3)
-ELEMENTWISE = 6
+CONVOLUTION_COMMANDS = (2, 3)
+ELEMENTWISE_COMMAND = 6
 #: Registers of the region of weights and of scales.
 WEIGHT_REGION_REGISTERS = (296, 297)
 #: Registers of the base of weights, then of scales, of up to two cores. The length register of each follows its base.
@@ -31,7 +31,7 @@ class MemoryAccess(NamedTuple):
 
 def list_feature_map_registers(number: int) -> Sequence[tuple[int, ...]]:
     """Registers of the feature maps that the kernel command ``number`` uses: IFM, OFM and, for arithmetic, IFM2."""
-    return FEATURE_MAP_REGISTERS[: 3 if number == ELEMENTWISE else 2]
+    return FEATURE_MAP_REGISTERS[: 3 if number == ELEMENTWISE_COMMAND else 2]
 
 
 def kernel_accesses(registers: Mapping[int, int], maps: Sequence[tuple[int, ...]]) -> Iterator[MemoryAccess]:

@@ -16,7 +16,7 @@ from arm_backend_core.backends.ethosu_commands import (
     is_u85,
     pixel_extent,
 )
-from arm_backend_core.backends.payload import Layer
+from arm_backend_core.backends.vela_estimates import OperationEstimate
 
 #: Registers of the OFM's size, each minus one.
 _WIDTH, _HEIGHT, _DEPTH = 273, 274, 275
@@ -26,7 +26,7 @@ _OUTPUT_TRANSPOSES = {1: (1, 0, 2), 2: (0, 2, 1), 3: (1, 2, 0), 6: (2, 0, 1), 7:
 
 
 def find_out_of_bounds_write(
-    stream: bytes, allocations: Sequence[tuple[int, int, int]], layers: Sequence[Layer]
+    stream: bytes, allocations: Sequence[tuple[int, int, int]], layers: Sequence[OperationEstimate]
 ) -> str | None:
     """Describe the first kernel that writes outside of all allocations; None if there is none.
 

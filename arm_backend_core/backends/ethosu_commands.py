@@ -79,7 +79,7 @@ def encode_command(number: int, value: int) -> list[int]:
     return [first, value & 0xFFFFFFFF] if number & 0x400 else [first]
 
 
-def pack_stream(stream: bytes, words: Sequence[int]) -> bytes:
+def pack_command_stream(stream: bytes, words: Sequence[int]) -> bytes:
     """Build a stream from the header of ``stream``, with updated sizes, and ``words``."""
     head = bytearray(stream[: _first_command_offset(stream)])
     size = len(head) + 4 * len(words)

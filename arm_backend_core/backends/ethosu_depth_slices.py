@@ -20,7 +20,7 @@ from arm_backend_core.backends.ethosu_commands import (
     RegisterWriter,
     decode_commands,
     encode_command,
-    pack_stream,
+    pack_command_stream,
 )
 from arm_backend_core.workers import vela
 from arm_backend_core.workers.worker import WorkerDied, WorkerError
@@ -208,7 +208,7 @@ def _rewrite_stream(
             writer.set_registers(values | registers)
             positions.setdefault(word_index, []).append(len(writer.words))
             writer.words += encode_command(number, value)
-    return pack_stream(stream, writer.words), positions
+    return pack_command_stream(stream, writer.words), positions
 
 
 def _slice_registers(

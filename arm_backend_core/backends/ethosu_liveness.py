@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from arm_backend_core.backends.ethosu_accesses import (
-    CONVOLUTIONS,
+    CONVOLUTION_COMMANDS,
     UNKNOWN_LENGTH,
     MemoryAccess,
     dma_accesses,
@@ -34,7 +34,7 @@ _MAX_CELLS = 1 << 23  #: maximum number of kernels times granules
 Ranges = tuple[tuple[int, int], ...]
 
 
-class Kernel(NamedTuple):
+class NpuKernel(NamedTuple):
     """A kernel of a command stream.
 
     Attributes:
@@ -59,7 +59,7 @@ class Liveness(NamedTuple):
         busy: bool array [kernels, granules]; True if a granule holds live data or is accessed while a kernel runs.
     """
 
-    kernels: list[Kernel]
+    kernels: list[NpuKernel]
     granule: int
     busy: np.ndarray
 
@@ -108,9 +108,9 @@ def analyze_liveness(
     return Liveness(kernels, granule, busy)
 
 
-def _list_accesses(stream: bytes, constants: int, scratch: int) -> tuple[list[Kernel], list[_CommandAccesses]]:
+def _list_accesses(stream: bytes, constants: int, scratch: int) -> tuple[list[NpuKernel], list[_CommandAccesses]]:
     """All kernels, and for each kernel and DMA its accesses to the region ``scratch``."""
-    registers, kernels, accesses = defaultdict[int, int](int), list[Kernel](), list[_CommandAccesses]()
+    registers, kernels, accesses = defaultdict[int, int](int), list[NpuKernel](), list[_CommandAccesses]()
     dma_bytes = 0
     for word_index, number, value in decode_commands(stream):
         if number >= 256:
@@ -123,12 +123,12 @@ def _list_accesses(stream: bytes, constants: int, scratch: int) -> tuple[list[Ke
             first = max(len(kernels) - 1, 0)
             accesses.append(_select_accesses(first, len(kernels), spans, scratch, is_whole=is_whole))
         elif number in KERNEL_COMMANDS:
-            weights = list(weight_accesses(registers)) if number in CONVOLUTIONS else []
+            weights = list(weight_accesses(registers)) if number in CONVOLUTION_COMMANDS else []
             spans = [*kernel_accesses(registers, list_feature_map_registers(number)), *weights]
             count = len(kernels)
             accesses.append(_select_accesses(count, count, spans, scratch, is_whole=writes_without_gaps(registers)))
             is_constant = all(span.region == constants for span in weights)
-            kernels.append(Kernel(word_index, _merge_ranges(weights) if is_constant else (), dma_bytes))
+            kernels.append(NpuKernel(word_index, _merge_ranges(weights) if is_constant else (), dma_bytes))
             dma_bytes = 0
     return kernels, accesses
 

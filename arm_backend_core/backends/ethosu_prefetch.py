@@ -9,7 +9,8 @@ before the reader, which waits for them. The copies lie in the scratch where it 
 Convolutions that still wait for flash, because their weights do not fit or no kernels hide the whole copy, are split by
 output channels (``ethosu_depth_slices``) if that saves enough cycles.
 
-"Flash" is the memory of the constants, ``Configuration.const_memory``. On U65, some configurations have them in DRAM.
+"Flash" is the memory of the constants, ``VelaConfiguration.const_memory``. On U65, some configurations have them in
+DRAM.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from arm_backend_core.backends.ethosu_depth_slices import find_slices, slice_convolutions
-from arm_backend_core.backends.ethosu_liveness import Kernel, Liveness, analyze_liveness
+from arm_backend_core.backends.ethosu_liveness import Liveness, NpuKernel, analyze_liveness
 from arm_backend_core.backends.ethosu_prefetch_plan import (
     MIN_SAVED_CYCLES,
     Costs,
+    CyclesPerByte,
     PrefetchPlanner,
-    Rates,
     Slot,
     WeightCopy,
 )
@@ -39,7 +40,7 @@ from arm_backend_core.backends.ethosu_weight_cache import (
 from arm_backend_core.backends.vela_tables import operation_ticks, read_allocations, read_rows
 
 if TYPE_CHECKING:
-    from arm_backend_core.workers.vela import Configuration
+    from arm_backend_core.workers.vela import VelaConfiguration
 
 #: Minimum saving of all splits together, as a fraction of the program's cycles. Encoding the weights again costs
 #: compile time.
@@ -48,7 +49,7 @@ _MIN_SLICING_GAIN = 0.01
 _MIN_GAIN_PART = 0.1
 
 
-def prefetch_weights(vela_result: dict[str, Any], configuration: Configuration) -> None:
+def prefetch_weights(vela_result: dict[str, Any], configuration: VelaConfiguration) -> None:
     """Edit Vela's result: copy weights to free SRAM before their layer reads them, if that saves cycles."""
     const_memory = configuration.const_memory
     if not can_copy_weights(vela_result, configuration) or not _may_save_cycles(const_memory, vela_result):
@@ -84,7 +85,7 @@ def _slice_const_bound_convolutions(
     vela_result: dict[str, Any],
     const_memory: str,
     planner: PrefetchPlanner,
-    kernels: Sequence[Kernel],
+    kernels: Sequence[NpuKernel],
     copies: Sequence[WeightCopy],
 ) -> dict[str, Any] | None:
     """Split the convolutions that still wait for flash.
@@ -115,7 +116,7 @@ def _slice_const_bound_convolutions(
     return slice_convolutions(vela_result, depths, const_memory)
 
 
-def _make_planner(vela_result: dict[str, Any], const_memory: str) -> tuple[PrefetchPlanner, list[Kernel]]:
+def _make_planner(vela_result: dict[str, Any], const_memory: str) -> tuple[PrefetchPlanner, list[NpuKernel]]:
     size, region = vela_result["scratch"]
     tensors = vela_result["outputs"]
     outputs = [
@@ -127,11 +128,11 @@ def _make_planner(vela_result: dict[str, Any], const_memory: str) -> tuple[Prefe
     liveness = analyze_liveness(stream, constants, (size, region), outputs)
     slots = _make_slots(vela_result, const_memory, liveness.kernels)
     return PrefetchPlanner(
-        slots, _slot_liveness(liveness, slots), liveness.granule, _estimate_rates(vela_result, slots)
+        slots, _slot_liveness(liveness, slots), liveness.granule, _estimate_cycles_per_byte(vela_result, slots)
     ), (liveness.kernels)
 
 
-def _make_slots(vela_result: dict[str, Any], const_memory: str, kernels: Sequence[Kernel]) -> list[Slot]:
+def _make_slots(vela_result: dict[str, Any], const_memory: str, kernels: Sequence[NpuKernel]) -> list[Slot]:
     """Group the kernels of a program into slots, and distribute Vela's estimate of each layer over its kernels."""
     header, rows = vela_result["tables"]["perf"]
     columns = [header.index(name) for name in ("op_cycles", "npu_cycles", f"{const_memory}_ac", "Sram_ac")]
@@ -141,7 +142,7 @@ def _make_slots(vela_result: dict[str, Any], const_memory: str, kernels: Sequenc
     layers = [layer_of.get(kernel.word_index) for kernel in kernels]
     for index in range(len(layers) - 2, -1, -1):
         layers[index] = layers[index] or layers[index + 1]
-    members = defaultdict[str | None, list[Kernel]](list)
+    members = defaultdict[str | None, list[NpuKernel]](list)
     for kernel, layer in zip(kernels, layers, strict=True):
         members[layer].append(kernel)
     uncached_layers = {
@@ -164,12 +165,12 @@ def _make_slots(vela_result: dict[str, Any], const_memory: str, kernels: Sequenc
     return slots
 
 
-def _count_weight_bytes(kernels: Sequence[Kernel]) -> int:
+def _count_weight_bytes(kernels: Sequence[NpuKernel]) -> int:
     """Bytes of weights that kernels read from flash."""
     return sum(end - start for kernel in kernels for start, end in kernel.weights)
 
 
-def _reads_only_const_memory(kernel: Kernel) -> bool:
+def _reads_only_const_memory(kernel: NpuKernel) -> bool:
     """Whether a kernel reads weights, and reads them from flash, not from a copy that Vela's DMAs write."""
     return bool(kernel.weights) and not kernel.dma_bytes
 
@@ -183,7 +184,7 @@ def _slot_liveness(liveness: Liveness, slots: Sequence[Slot]) -> Any:
     return np.logical_or.reduceat(liveness.busy, [slot.kernels[0] for slot in slots])
 
 
-def _estimate_rates(vela_result: dict[str, Any], slots: Sequence[Slot]) -> Rates:
+def _estimate_cycles_per_byte(vela_result: dict[str, Any], slots: Sequence[Slot]) -> CyclesPerByte:
     """Cycles per byte of flash and of SRAM.
 
     The rate of flash is the minimum over the slots with weights, because a kernel that reads its weights repeatedly has
@@ -192,11 +193,11 @@ def _estimate_rates(vela_result: dict[str, Any], slots: Sequence[Slot]) -> Rates
     use = vela_result["memories"]["Sram"]
     sram = use["cycles"] / max(use["read"] + use["written"], 1)
     rates = [slot.costs.const_memory / slot.weight_bytes for slot in slots if slot.weights]
-    return Rates(min((rate for rate in rates if rate), default=1.0), sram or 1.0)
+    return CyclesPerByte(min((rate for rate in rates if rate), default=1.0), sram or 1.0)
 
 
 def _insert_copies(
-    vela_result: dict[str, Any], planner: PrefetchPlanner, kernels: Sequence[Kernel], copies: Sequence[WeightCopy]
+    vela_result: dict[str, Any], planner: PrefetchPlanner, kernels: Sequence[NpuKernel], copies: Sequence[WeightCopy]
 ) -> None:
     """Insert each DMA right after the command of the kernel that hides it, and redirect the readers to the copies."""
     stream, region = vela_result["command_stream"], vela_result["scratch"][1]
@@ -240,7 +241,7 @@ def _update_tables(
         add(reader.layer, reader.costs, costs._replace(total=costs.total + copy.wait))
         for piece in copy.pieces:
             slot, length = planner.slots[piece.slot], piece.end - piece.start
-            const_cycles, sram_cycles = (length * rate for rate in planner.rates)
+            const_cycles, sram_cycles = (length * rate for rate in planner.cycles_per_byte)
             after = slot.costs._replace(
                 const_memory=slot.costs.const_memory + const_cycles, sram=slot.costs.sram + sram_cycles
             )

@@ -31,7 +31,7 @@ _ENCODING_MARGIN, _HEADER_BYTES = 0.01, 64
 _MAX_LEAD = 96  #: slots that a DMA may start before the kernel that reads the copy
 
 
-class Rates(NamedTuple):
+class CyclesPerByte(NamedTuple):
     """Cycles per byte of each memory."""
 
     const_memory: float
@@ -108,16 +108,16 @@ class PrefetchPlanner:
         slots: the slots, which cover all kernels in order.
         busy: bool array [slots, granules], see ``ethosu_liveness.Liveness``.
         granule: bytes of a granule.
-        rates: cycles per byte of the memories.
+        cycles_per_byte: cycles per byte of the memories.
     """
 
-    def __init__(self, slots: Sequence[Slot], busy: np.ndarray, granule: int, rates: Rates) -> None:
-        self.slots, self.busy, self.granule, self.rates = slots, busy, granule, rates
+    def __init__(self, slots: Sequence[Slot], busy: np.ndarray, granule: int, cycles_per_byte: CyclesPerByte) -> None:
+        self.slots, self.busy, self.granule, self.cycles_per_byte = slots, busy, granule, cycles_per_byte
 
     def costs_with_copy(self, index: int) -> Costs:
         """Costs of a slot that reads its weights from SRAM, as often as from flash before."""
         _, npu, const_memory, sram = self.slots[index].costs
-        sram += const_memory * self.rates.sram / self.rates.const_memory
+        sram += const_memory * self.cycles_per_byte.sram / self.cycles_per_byte.const_memory
         return Costs(max(npu, sram), npu, 0, sram)
 
     def saved_cycles(self, copies: Iterable[WeightCopy]) -> float:
@@ -141,7 +141,7 @@ class PrefetchPlanner:
             if index not in slices:
                 slots.append(slot)
         repeats = [len(slices.get(index, ())) or 1 for index in range(len(self.slots))]
-        return PrefetchPlanner(slots, np.repeat(self.busy, repeats, axis=0), self.granule, self.rates)
+        return PrefetchPlanner(slots, np.repeat(self.busy, repeats, axis=0), self.granule, self.cycles_per_byte)
 
     def choose_copies(self) -> list[WeightCopy]:
         """Choose copies: the best of several placements (see the module's docstring)."""
@@ -170,9 +170,11 @@ class PrefetchPlanner:
 
         costs = [[slot.costs, self.costs_with_copy(index)] for index, slot in enumerate(self.slots)]
         total, _, const_memory, sram = np.moveaxis(np.array(costs, float), -1, 0)
-        idle = np.minimum(total - const_memory, (total - sram) / self.rates.sram * self.rates.const_memory)
+        idle = np.minimum(
+            total - const_memory, (total - sram) / self.cycles_per_byte.sram * self.cycles_per_byte.const_memory
+        )
         # A DMA of Vela's may run with the kernel before it or with the one after it.
-        dma = np.array([slot.dma_bytes for slot in self.slots] + [0]) * self.rates.const_memory
+        dma = np.array([slot.dma_bytes for slot in self.slots] + [0]) * self.cycles_per_byte.const_memory
         return np.maximum(idle - (dma[:-1] + dma[1:])[:, None], 0.0)
 
     def _place(self, readers: Sequence[int]) -> list[WeightCopy]:
@@ -189,7 +191,7 @@ class PrefetchPlanner:
             copies.append(copy)
             idle[reader] = all_idle[reader, 1]
             for piece in copy.pieces:
-                idle[piece.slot] -= min((piece.end - piece.start) * self.rates.const_memory, idle[piece.slot])
+                idle[piece.slot] -= min((piece.end - piece.start) * self.cycles_per_byte.const_memory, idle[piece.slot])
                 start, end = (copy.address + offset for offset in (piece.start, piece.end))
                 busy[piece.slot : reader + 1, start // self.granule : -(-end // self.granule)] = True
         return copies
@@ -200,8 +202,8 @@ class PrefetchPlanner:
         count, available = -(-length // self.granule), _first_free_slot(busy, reader)
         for start in _candidate_starts(available, reader, count):
             pieces, exposed = self._schedule(available[start : start + count], idle, reader, length)
-            if best is None or exposed * self.rates.const_memory < best.wait:
-                best = WeightCopy(reader, start * self.granule, pieces, exposed * self.rates.const_memory)
+            if best is None or exposed * self.cycles_per_byte.const_memory < best.wait:
+                best = WeightCopy(reader, start * self.granule, pieces, exposed * self.cycles_per_byte.const_memory)
             if not exposed:
                 break
         return best
@@ -219,7 +221,7 @@ class PrefetchPlanner:
         granule, pieces = self.granule, list[Piece]()
         left = sorted(_list_runs(available), reverse=True)  # [first slot, start, end]
         for slot in range(reader - 1, max(reader - 1 - _MAX_LEAD, -1), -1):
-            room = int(idle[slot] / self.rates.const_memory) // granule
+            room = int(idle[slot] / self.cycles_per_byte.const_memory) // granule
             for segment in left:
                 first, start, end = segment
                 taken = min(room, end - start)

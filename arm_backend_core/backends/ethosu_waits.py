@@ -22,7 +22,7 @@ from collections import defaultdict
 
 from arm_backend_core.backends import ethosu_commands as npu
 from arm_backend_core.backends.ethosu_accesses import (
-    ELEMENTWISE,
+    ELEMENTWISE_COMMAND,
     MemoryAccess,
     dma_accesses,
     kernel_accesses,
@@ -82,7 +82,7 @@ def insert_waits(stream: bytes) -> tuple[bytes, list[int]]:
             # Vela 5.2 lets chains start early, depending on what each of their operations reads; 5.1 does not.
             must_wait = number == _RESIZE or is_chain
             if len(kernels) > 1 and not must_wait:
-                has_gaps = number != ELEMENTWISE and _stride_exceeds_window(registers)
+                has_gaps = number != ELEMENTWISE_COMMAND and _stride_exceeds_window(registers)
                 must_wait = _needs_kernel_wait(registers, kernels, ofm_layout, has_gaps=has_gaps)
             if is_blockdep_overridden != (must_wait and registers[_BLOCKDEP] > 0):
                 is_blockdep_overridden = not is_blockdep_overridden
@@ -98,7 +98,7 @@ def insert_waits(stream: bytes) -> tuple[bytes, list[int]]:
                 table_dmas[slot] = _dma_words(registers)
                 lost_tables.discard(slot)
         words += encode_command(number, value)
-    return npu.pack_stream(stream, words), offsets
+    return npu.pack_command_stream(stream, words), offsets
 
 
 def _feature_map_layout(registers: dict[int, int], map_registers: tuple[int, ...]) -> tuple[int, ...]:

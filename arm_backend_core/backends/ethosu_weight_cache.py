@@ -2,7 +2,8 @@
 
 In Vela's programs, only adjacent layers share a copy of weights in SRAM. The matrix products of an unrolled recurrent
 layer are not adjacent, because each time step has arithmetic between them. Each of them reads the weights from flash.
-"Flash" is the memory of the constants, ``Configuration.const_memory``. On U65, some configurations have them in DRAM.
+"Flash" is the memory of the constants, ``VelaConfiguration.const_memory``. On U65, some configurations have them in
+DRAM.
 """
 
 from collections import defaultdict
@@ -10,7 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from arm_backend_core.backends.ethosu_accesses import CONVOLUTIONS, WEIGHT_BASE_REGISTERS, WEIGHT_REGION_REGISTERS
+from arm_backend_core.backends.ethosu_accesses import (
+    CONVOLUTION_COMMANDS,
+    WEIGHT_BASE_REGISTERS,
+    WEIGHT_REGION_REGISTERS,
+)
 from arm_backend_core.backends.ethosu_commands import (
     DMA_REGISTERS,
     DMA_START,
@@ -18,10 +23,10 @@ from arm_backend_core.backends.ethosu_commands import (
     RegisterWriter,
     decode_commands,
     encode_command,
-    pack_stream,
+    pack_command_stream,
 )
 from arm_backend_core.backends.vela_tables import WEIGHT_COPY_USAGE
-from arm_backend_core.workers.vela import Configuration
+from arm_backend_core.workers.vela import VelaConfiguration
 
 _DEFAULT_COPY_BYTES = 256 << 10  # SRAM budget of copies if the configuration has no limit
 #: (first byte, one past the last byte) in the weight region.
@@ -45,14 +50,14 @@ class WeightCopies:
     dmas: dict[int, list[list[tuple[int, int]]]] = field(default_factory=dict)
 
 
-def can_copy_weights(vela_result: dict[str, Any], configuration: Configuration) -> bool:
+def can_copy_weights(vela_result: dict[str, Any], configuration: VelaConfiguration) -> bool:
     """Whether the stream is for a U55 or U65 and Arm's core driver (COP1), and SRAM holds the arena but no weights."""
     stream = vela_result["command_stream"]
     is_supported = stream[:4] == b"COP1" and stream[11] >> 4 < 2 and not configuration.arena_on_second_port
     return is_supported and configuration.const_memory in vela_result["memories"]
 
 
-def cache_weights_in_sram(vela_result: dict[str, Any], configuration: Configuration) -> None:
+def cache_weights_in_sram(vela_result: dict[str, Any], configuration: VelaConfiguration) -> None:
     """Edit Vela's result: append a weight copy to the scratch if it saves more cycles than it has bytes.
 
     Copies must also fit the SRAM that the arena leaves free, or ``_DEFAULT_COPY_BYTES`` if the SRAM has no limit. With
@@ -157,7 +162,7 @@ def redirect_weight_reads(
     for word_index, number, value in decode_commands(stream):
         if writer.defer(number, value):
             continue
-        if number in CONVOLUTIONS:
+        if number in CONVOLUTION_COMMANDS:
             weights = {register: at for register, at in writer.pending.items() if register in weight_registers}
             if word_index in copies.copy_of:
                 weights = _redirect(weights, copies.copy_of[word_index], copies.region)
@@ -170,7 +175,7 @@ def redirect_weight_reads(
         for dma in copies.dmas.get(word_index, ()):
             writer.set_registers(dict(dma))
             writer.words.append(DMA_START)
-    return pack_stream(stream, writer.words), positions
+    return pack_command_stream(stream, writer.words), positions
 
 
 def _redirect(registers: Mapping[int, int], ranges: Sequence[tuple[int, int, int]], region: int) -> dict[int, int]:
@@ -188,7 +193,9 @@ def _weight_reads(stream: bytes, region: int) -> Iterator[tuple[int, _ByteRange]
     registers = defaultdict[int, int](int)
     for position, number, value in decode_commands(stream):
         registers[number] = value
-        if number in CONVOLUTIONS and all(registers[space] == region << 32 for space in WEIGHT_REGION_REGISTERS):
+        if number in CONVOLUTION_COMMANDS and all(
+            registers[space] == region << 32 for space in WEIGHT_REGION_REGISTERS
+        ):
             spans = [
                 (registers[base], registers[base] + registers[base + 1])
                 for base in WEIGHT_BASE_REGISTERS

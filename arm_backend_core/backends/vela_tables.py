@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from arm_backend_core.backends.payload import TensorAllocation
+from arm_backend_core.backends.vela_estimates import TensorAllocation
 
 Tables = Mapping[str, tuple[list[str], list[list[str]]]]
 #: Usage of a weight copy in the table of tensors. Vela has no such usage: ``ethosu_weight_cache`` and

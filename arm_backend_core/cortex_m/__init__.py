@@ -1,1 +1,1 @@
-"""int8 kernels of Cortex-M processors: ExecuTorch's ``cortex_m`` operators, which call CMSIS-NN."""
+"""int8 kernels of Cortex-M processors: ExecuTorch's ``cortex_m`` operators, most of which call CMSIS-NN."""

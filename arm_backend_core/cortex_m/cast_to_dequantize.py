@@ -30,7 +30,7 @@ def is_cast_from_8_bits(node: Node) -> bool:
     return is_cast(node) and is_float(node) and _dtype(node.all_input_nodes[0]) in (torch.int8, torch.uint8)
 
 
-def dequantize_from_int8(graph: Graph, emit: Emitter) -> None:
+def replace_casts_by_dequantize(graph: Graph, emit: Emitter) -> None:
     """Replace casts from int8 and uint8, and dequantize operators of uint8, by dequantize operators of int8.
 
     A node is left unchanged if no quantize operator reads it: no kernel reads its integers then.

@@ -19,21 +19,23 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.fx.passes.tools_common import stable_topological_sort
 
-from arm_backend_core.cortex_m.cast_to_dequantize import dequantize_from_int8, is_cast_from_8_bits
+from arm_backend_core.cortex_m.cast_to_dequantize import is_cast_from_8_bits, replace_casts_by_dequantize
 from arm_backend_core.cortex_m.emitter import Emitter
 from arm_backend_core.cortex_m.lookup_tables import match_univariate
 from arm_backend_core.cortex_m.quantized_value import QuantizedValue
 from arm_backend_core.cortex_m.rules import (  # noqa: F401  (register rules)
+    bilinear_interpolation,
     convolution,
     elementwise,
+    linear,
     movement,
     pooling,
-    resize,
+    softmax,
     where,
 )
 from arm_backend_core.cortex_m.rules.context import (
     MULTI_RESULT_RULES,
-    Context,
+    KernelContext,
     ResultQuantization,
     apply_table,
     find_rule,
@@ -82,7 +84,7 @@ def lower_to_kernels(program: ExportedProgram, isa: Isa) -> dict[Node, Unsupport
         The reasons why operators stay in floating point: those whose lowering failed, and those without a kernel.
         Operators with a kernel that the quantizer left in floating point are missing.
     """
-    dequantize_from_int8(program.graph, Emitter(program.graph_module, isa))
+    replace_casts_by_dequantize(program.graph, Emitter(program.graph_module, isa))
     lowering = _KernelLowering(program, isa)
     for node in list(program.graph.nodes):
         if node.op != "call_function" or is_dequantize(node):
@@ -104,7 +106,7 @@ def lower_to_kernels(program: ExportedProgram, isa: Isa) -> dict[Node, Unsupport
     return {node: refusals[node.name] for node in program.graph.nodes if node.name in refusals}  # sorting copies nodes
 
 
-def describe_unquantized_operators(program: ExportedProgram) -> dict[Node, str]:
+def find_unquantized_operators(program: ExportedProgram) -> dict[Node, str]:
     """For each operator whose results are integers or booleans other than int8, the reason why no kernel computes it.
 
     These operators need no quantization, so they are no refusals.
@@ -190,7 +192,9 @@ class _KernelLowering:
             rule = find_rule(anchor)
             if rule is None:
                 raise no_table from None
-            cx = Context(self._emit, self._isa, self._values, self.constants, anchor, _result_before(activation, q))
+            cx = KernelContext(
+                self._emit, self._isa, self._values, self.constants, anchor, _result_before(activation, q)
+            )
             value = rule(cx)
             return QuantizedValue(q, value.shape, value.layout, value.node, value.data)
         operand = self._operand(function.source)

@@ -42,7 +42,7 @@ class CortexMQuantizer(ArmQuantizer):
         def int8_config_of(node: Node) -> QuantizationConfig | None:
             config = config_of(node)
             is_int8 = config is not None and node not in in_float and has_kernel(node)
-            return replace(config, inner=None) if is_int8 and config is not None else None
+            return replace(config, int16_activation=None) if is_int8 and config is not None else None
 
         return int8_config_of
 

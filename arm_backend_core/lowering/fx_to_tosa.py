@@ -75,7 +75,7 @@ class Lowering:
         self.constants: dict[Node, Any] = dict(constants)
         self.graph = Graph()
         self.results: dict[Node, Result] = {}
-        builder = LegalizingBuilder if target.integer else FloatProfileBuilder
+        builder = LegalizingBuilder if target.has_int_profile else FloatProfileBuilder
         self.builder = builder(self.graph, target)
         self._graph_inputs: dict[Node, tuple[Value, Operand]] = {}  # node outside -> graph input, operand
         self._dequantized: dict[Value, list[Operand]] = {}
@@ -184,11 +184,8 @@ class Lowering:
         # The target reads memory in its physical order, so the graph input has its dimensions in that order.
         order = boundary_order(node)
         is_unsigned = meta.dtype is torch.uint8
-        shape, dtype = (
-            tuple(meta.shape[axis] for axis in order),
-            DType.INT8 if is_unsigned else to_tosa_dtype(meta.dtype),
-        )
-        if dtype.is_float and not self.target.floating:
+        shape, dtype = tuple(meta.shape[axis] for axis in order), DType.INT8 if is_unsigned else to_tosa_dtype(meta.dtype)
+        if dtype.is_float and not self.target.has_fp_profile:
             raise Unsupported(f"it is not quantized, and {self.target.name} runs integers only")
         # Even if no operator reads the input directly, the target must support its type and rank.
         reason = self.builder.refusal("IDENTITY", [Value(shape, dtype, node.name)], dtype)
@@ -251,7 +248,7 @@ class Lowering:
             out = self.qparams.read_result(node)
             if out is not None:  # integer operands, quantized result
                 return _wrap_results(record.lower_integer(Context(self.builder, node, out), *args, **kwargs), out)
-        if not self.target.floating and (is_float(node) or any(dtype.is_float for dtype in tensors)):
+        if not self.target.has_fp_profile and (is_float(node) or any(dtype.is_float for dtype in tensors)):
             raise Unsupported(f"it is not quantized, and {self.target.name} runs integers only")
         return _wrap_results(record.lower(Context(self.builder, node), *args, **kwargs), None)
 
@@ -293,7 +290,7 @@ class Lowering:
         Raises:
             Unsupported: the target runs integers only.
         """
-        if not self.target.floating:
+        if not self.target.has_fp_profile:
             raise Unsupported(f"{reason}, and {self.target.name} runs integers only")
         args = [self._to_float(arg) for arg in args]
         kwargs = {name: self._to_float(arg) for name, arg in kwargs.items()}
@@ -313,7 +310,7 @@ class Lowering:
     # -- quantize and dequantize ---------------------------------------------------------------------------------
 
     def _dequantize(self, node: Node) -> Operand:
-        reads_uint8 = is_uint8(_as_node(node.args[0])) and self.target.integer
+        reads_uint8 = is_uint8(_as_node(node.args[0])) and self.target.has_int_profile
         q = self.qparams.read_uint8_as_int8(node) if reads_uint8 else self.qparams.read(node)
         source = self.read(_as_node(node.args[0]))
         assert isinstance(source, Operand)
@@ -338,7 +335,7 @@ class Lowering:
             return Operand(self.builder.const(evaluate_node(node, self.constants.__getitem__).numpy(), q.dtype))
         if source.is_constant:
             return Operand(self.builder.const(q.quantize(source.float_values), q.dtype))
-        if not self.target.floating:
+        if not self.target.has_fp_profile:
             raise Unsupported(f"it quantizes a floating-point tensor, and {self.target.name} runs integers only")
         # Bit-exact to PyTorch: multiply, round (CAST rounds to nearest even), and only then add the zero point.
         # A float32 sum before rounding would itself be rounded.

@@ -39,6 +39,6 @@ def require_signed_operands(node: Node, record: Record, target: Target) -> None:
     Raises:
         Unsupported: it reads uint8. Any other operator would compute with the shifted integers, for example as indices.
     """
-    casts = record.is_cast and is_float(node) and target.integer
+    casts = record.is_cast and is_float(node) and target.has_int_profile
     if not casts and any(map(is_uint8, node.all_input_nodes)):
         to_tosa_dtype(torch.uint8)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from arm_backend_core.errors import ArmBackendError
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
-from arm_backend_core.workers.vela import Configuration
+from arm_backend_core.workers.vela import VelaConfiguration
 
 #: Features that flags of Vela disable, in the order of its options.
 _FEATURES = ("Grouping", "FWD", "Cascading", "WeightBuffering", "ReuseIFM")
@@ -38,7 +38,9 @@ def limit_arena(spec: EthosUCompileSpec, sram_bytes: int) -> EthosUCompileSpec:
     return _derive_spec(spec, f"--arena-cache-size={sram_bytes}", "performance", configuration)
 
 
-def _derive_spec(spec: EthosUCompileSpec, flag: str, optimise: str, configuration: Configuration) -> EthosUCompileSpec:
+def _derive_spec(
+    spec: EthosUCompileSpec, flag: str, optimise: str, configuration: VelaConfiguration
+) -> EthosUCompileSpec:
     result = copy.copy(spec)  # keeps the folder of intermediate files
     position = len(spec.extra_flags)
     result.compiler_flags = [*spec.compiler_flags[:position], flag, *spec.compiler_flags[position:]]
@@ -46,12 +48,12 @@ def _derive_spec(spec: EthosUCompileSpec, flag: str, optimise: str, configuratio
     return result
 
 
-def _disable_cascading(configuration: Configuration) -> Configuration:
+def _disable_cascading(configuration: VelaConfiguration) -> VelaConfiguration:
     disabled = {*_get_option(configuration, "disable_feature").split("|"), "Cascading"}
     return _set_option(configuration, "disable_feature", "|".join(name for name in _FEATURES if name in disabled))
 
 
-def _get_option(configuration: Configuration, name: str) -> str:
+def _get_option(configuration: VelaConfiguration, name: str) -> str:
     """Return the value of the line ``name=value`` in the options, which occurs once."""
     values = re.findall(rf"^{name}=(.*)$", configuration.options, re.MULTILINE)
     if len(values) != 1:
@@ -59,6 +61,6 @@ def _get_option(configuration: Configuration, name: str) -> str:
     return str(values[0])
 
 
-def _set_option(configuration: Configuration, name: str, value: str) -> Configuration:
+def _set_option(configuration: VelaConfiguration, name: str, value: str) -> VelaConfiguration:
     line = f"{name}={_get_option(configuration, name)}\n"
     return replace(configuration, options=configuration.options.replace(f"\n{line}", f"\n{name}={value}\n"))

@@ -64,7 +64,7 @@ class Area(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Stage:
+class PatchStage:
     """Operators that are computed in patches.
 
     Attributes:
@@ -81,7 +81,7 @@ class Stage:
     layout_ops: Sequence[Op]
 
 
-def match_stage(graph: Graph, result: Value) -> Stage | str:
+def match_stage(graph: Graph, result: Value) -> PatchStage | str:
     """Match the stage that ends at ``result``; the reason if it cannot be computed in patches."""
     needed, sources, layout_ops = set[Op](), dict[Value, Value](), list[Op]()
     pending = [result]
@@ -95,7 +95,7 @@ def match_stage(graph: Graph, result: Value) -> Stage | str:
             continue
         if value.producer is None:
             return f"the input {value!r} is not an image"
-        if reason := _refuse_operator(value.producer):
+        if reason := _find_patch_refusal(value.producer):
             return reason
         needed.add(value.producer)
         pending += (x for x in _image_operands(value.producer) if x.data is None)
@@ -105,11 +105,11 @@ def match_stage(graph: Graph, result: Value) -> Stage | str:
     for op in inside:
         if op.output is not result and (op.output in outputs or not inside.issuperset(users.get(op.output, ()))):
             return f"{op.output!r} is also read after the stage"
-    return Stage(result, [op for op in graph.ops if op in needed], sources, layout_ops)
+    return PatchStage(result, [op for op in graph.ops if op in needed], sources, layout_ops)
 
 
 def _match_source(value: Value, graph: Graph) -> tuple[Value, list[Op]] | None:
-    """Match an image that a graph input holds; return the input and its ``layout_ops`` (see ``Stage``)."""
+    """Match an image that a graph input holds; return the input and its ``layout_ops`` (see ``PatchStage``)."""
     if value.rank != 4:
         return None
     if value in graph.inputs:
@@ -127,7 +127,7 @@ def _match_source(value: Value, graph: Graph) -> tuple[Value, list[Op]] | None:
     return (image, chain) if is_nchw and is_to_nhwc else None
 
 
-def _refuse_operator(op: Op) -> str | None:
+def _find_patch_refusal(op: Op) -> str | None:
     """Why an operator cannot compute a patch of its result from a patch of its operands; None if it can."""
     if op.extra_outputs or op.output.rank != 4:
         return f"the result of {op!r} is not an image"
@@ -171,7 +171,7 @@ def _receptive_field(op: Op, area: Area) -> tuple[Area, list[int]]:
     return Area(*spans), pad
 
 
-def _areas_of_patch(stage: Stage, patch: Area) -> dict[Value, Area]:
+def _areas_of_patch(stage: PatchStage, patch: Area) -> dict[Value, Area]:
     """The area of each image of the stage that ``patch`` of the result depends on."""
     needed = {stage.result: patch}
     for op in reversed(stage.ops):
@@ -191,7 +191,7 @@ def split_image(image: Value, row_count: int, column_count: int) -> list[list[Ar
     return [[Area(span, other) for other in columns] for span in rows]
 
 
-def count_recomputed_work(stage: Stage, grid: Sequence[Sequence[Area]]) -> int:
+def count_recomputed_work(stage: PatchStage, grid: Sequence[Sequence[Area]]) -> int:
     """Work (``Op.work``) of computing pixels again that several patches need (the halo)."""
     areas = [_areas_of_patch(stage, patch) for row in grid for patch in row]
     extra = 0
@@ -201,7 +201,7 @@ def count_recomputed_work(stage: Stage, grid: Sequence[Sequence[Area]]) -> int:
     return extra
 
 
-def rewrite_to_patches(graph: Graph, target: Target, stage: Stage, grid: Sequence[Sequence[Area]]) -> None:
+def rewrite_to_patches(graph: Graph, target: Target, stage: PatchStage, grid: Sequence[Sequence[Area]]) -> None:
     """Rewrite ``graph`` in place: compute ``stage`` for each patch, and concatenate the results.
 
     Raises:
@@ -224,7 +224,7 @@ def rewrite_to_patches(graph: Graph, target: Target, stage: Stage, grid: Sequenc
     graph.outputs = [joined if value is stage.result else value for value in graph.outputs]
 
 
-def _emit_patch(stage: Stage, patch: Area, builder: Builder) -> Value:
+def _emit_patch(stage: PatchStage, patch: Area, builder: Builder) -> Value:
     """Emit the operators of the stage for one patch; return the patch of the result."""
     needed = _areas_of_patch(stage, patch)
     computed: dict[Value, Value] = {}

@@ -16,7 +16,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.memory_reduction.derived_specs import limit_arena, optimise_for_size
 from arm_backend_core.memory_reduction.patch_based_inference import (
-    Stage,
+    PatchStage,
     count_recomputed_work,
     match_stage,
     rewrite_to_patches,
@@ -45,7 +45,7 @@ _MAX_CANDIDATES, _MAX_FITTING = 16, 2
 _NEARLY_FITS = 1.1
 
 
-class Candidate(NamedTuple):
+class PatchCandidate(NamedTuple):
     """A stage with its grid.
 
     Attributes:
@@ -79,13 +79,13 @@ def copy_graph(graph: Graph) -> Graph:
     return extract_subgraph([(x, x.name) for x in graph.inputs], graph.outputs, position.__getitem__)
 
 
-def list_candidates(graph: Graph, available: int) -> list[Candidate]:
+def list_candidates(graph: Graph, available: int) -> list[PatchCandidate]:
     """List stages and grids that may fit ``available`` bytes, in ascending order of the recomputed work.
 
     Stages whose inputs and result together exceed ``available`` are omitted: both are in memory at the same time.
     """
     total, smallest = sum(op.work for op in graph.ops), None
-    candidates = list[Candidate]()
+    candidates = list[PatchCandidate]()
     for position, op in enumerate(graph.ops):
         stage = match_stage(graph, op.output) if _is_integer_image(op.output) else ""
         if isinstance(stage, str) or (smallest is not None and _bytes_of(op.output) >= smallest):
@@ -105,15 +105,15 @@ def _bytes_of(value: Value) -> int:
     return value.size * value.dtype.bytes
 
 
-def _list_grids(stage: Stage, position: int, total: int) -> Iterator[Candidate]:
+def _list_grids(stage: PatchStage, position: int, total: int) -> Iterator[PatchCandidate]:
     for grid in _GRIDS:
         if grid[0] <= stage.result.shape[1] and grid[1] <= stage.result.shape[2]:
             recomputed_work = count_recomputed_work(stage, split_image(stage.result, *grid)) / total
             if recomputed_work <= _MAX_RECOMPUTED_WORK:
-                yield Candidate(position, grid, recomputed_work)
+                yield PatchCandidate(position, grid, recomputed_work)
 
 
-def save_graph_for_patches(spec: ArmCompileSpec, alternatives_pass: Pass) -> tuple[Pass, list[Graph]]:
+def make_graph_saving_pass(spec: ArmCompileSpec, alternatives_pass: Pass) -> tuple[Pass, list[Graph]]:
     """Wrap the pass that chooses alternatives, so that it saves a copy of its result if patches may be needed.
 
     Returns:
@@ -137,7 +137,7 @@ def compile_in_patches(
     """Compile with patches if the program exceeds the SRAM budget; None if it fits or no patches help.
 
     Args:
-        saved_graphs: the list from ``save_graph_for_patches``.
+        saved_graphs: the list from ``make_graph_saving_pass``.
         payload: the program without patches.
         spec: the compile spec of the delegate.
         compile_options: arguments of ``compile_ethosu`` besides the flatbuffer and the spec.
@@ -170,11 +170,11 @@ def find_patches(graph: Graph, smallest: CompiledCandidate, compile_graph: Compi
     return min(found, key=lambda each: each.program.vela.total_cycles, default=None)
 
 
-def _rewrite(graph: Graph, spec: EthosUCompileSpec, candidate: Candidate) -> Graph | None:
+def _rewrite(graph: Graph, spec: EthosUCompileSpec, candidate: PatchCandidate) -> Graph | None:
     """The finished graph with the patches of a candidate; None if the target lacks an operator for a patch."""
     patched = copy_graph(graph)
     stage = match_stage(patched, patched.ops[candidate.position].output)
-    assert isinstance(stage, Stage), "a copy of the graph has other stages"
+    assert isinstance(stage, PatchStage), "a copy of the graph has other stages"
     try:
         rewrite_to_patches(patched, spec.target, stage, split_image(stage.result, *candidate.grid))
     except Unsupported:
@@ -201,7 +201,7 @@ def _compile_candidate(
     return program
 
 
-def _describe(graph: Graph, candidate: Candidate) -> str:
+def _describe(graph: Graph, candidate: PatchCandidate) -> str:
     op = graph.ops[candidate.position]
     place = (op.origin.module or op.origin.operator) if op.origin is not None else op.kind
     (rows, columns), repeated = candidate.grid, f"{candidate.recomputed_work:.1%} of the work"

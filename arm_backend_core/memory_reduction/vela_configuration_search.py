@@ -29,7 +29,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from arm_backend_core.backends.ethosu import compile_ethosu
-from arm_backend_core.backends.payload import Payload, VelaEstimates
+from arm_backend_core.backends.payload import Payload
+from arm_backend_core.backends.vela_estimates import VelaEstimates
 from arm_backend_core.errors import CompileError
 from arm_backend_core.memory_reduction.derived_specs import limit_arena, optimise_for_size
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec

@@ -24,7 +24,7 @@ def to_bool(cx: Context, x: Operand) -> Value:
     value = x.value if x.q is None else cx.to_fixed_point(x).to_int32().value
     if value.dtype is DType.BOOL:
         return value
-    if not value.dtype.is_float and cx.target.hardware.booleans:
+    if not value.dtype.is_float and cx.target.hardware.has_booleans:
         return cx.b.cast(value, DType.BOOL)
     value = value if value.dtype.is_float else cx.b.cast(value, DType.INT32)
     return cx.b.unary("LOGICAL_NOT", cx.b.compare("EQUAL", value, cx.b.const(0, value.dtype)))

@@ -34,7 +34,7 @@ def _cast_to_comparable(cx: Context, *operands: Operand | float) -> list[Value]:
     if len(floats) > 1:
         floats = {to_tosa_dtype(torch.result_type(*(x.meta["val"] for x in cx.node.all_input_nodes)))}
     dtype = floats.pop() if floats else DType.FP32 if has_fraction else DType.INT32
-    if dtype is DType.INT32 and not cx.target.integer and all(value.dtype is DType.BOOL for value in values):
+    if dtype is DType.INT32 and not cx.target.has_int_profile and all(value.dtype is DType.BOOL for value in values):
         dtype = DType.FP32
     return [_operand(cx, x, dtype) for x in operands]
 

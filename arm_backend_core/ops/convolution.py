@@ -294,7 +294,7 @@ def _depthwise_conv(
     stride 2.
     """
     hardware = cx.target.hardware
-    largest_stride = hardware.max_stride if hardware.npu else max(stride)
+    largest_stride = hardware.max_stride if hardware.is_npu else max(stride)
     supported_stride = tuple(max(step for step in range(1, largest_stride + 1) if full % step == 0) for full in stride)
     value = cx.requantize_sums(cx.b.depthwise_conv2d(*operands, stride=supported_stride, **attrs), sums)
     for axis, (full, step) in enumerate(zip(stride, supported_stride, strict=True), 1):

@@ -90,7 +90,7 @@ def _veltkamp_split(x: FloatExpr) -> tuple[FloatExpr, FloatExpr]:
 
 def _has_opposite_sign(cx: Context, x: Value, y: Value) -> Value:
     """Return 1 where x is nonzero and differs in sign from y, else 0. The FP profile compares in FP32."""
-    b, compare_dtype = cx.b, DType.INT32 if cx.target.integer and not cx.dtype.is_float else DType.FP32
+    b, compare_dtype = cx.b, DType.INT32 if cx.target.has_int_profile and not cx.dtype.is_float else DType.FP32
     zero, x, y = b.const(0, compare_dtype), b.cast(x, compare_dtype), b.cast(y, compare_dtype)
     signs_differ = b.binary("LOGICAL_XOR", b.compare("GREATER", zero, x), b.compare("GREATER", zero, y))
     nonzero = b.unary("LOGICAL_NOT", b.compare("EQUAL", x, zero))

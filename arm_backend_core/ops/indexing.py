@@ -134,7 +134,7 @@ def _gather_by_conv(b: Builder, rows: Value, indices: Value) -> Value:
 
 def _wrap_negative_indices(cx: Context, indices: Value, size: int) -> Value:
     """Convert negative indices, which count from the end, to positive ones."""
-    b, dtype = cx.b, DType.INT32 if cx.target.integer else DType.FP32  # the FP profile compares no integers
+    b, dtype = cx.b, DType.INT32 if cx.target.has_int_profile else DType.FP32  # the FP profile compares no integers
     number = b.cast(indices, dtype)
     negative = b.compare("GREATER", b.const(0, dtype), number)
     return b.cast(b.select(negative, b.add(number, b.const(size, dtype)), number), DType.INT32)
@@ -145,7 +145,7 @@ def reshape_indices(cx: Context, indices: Value, shape: Sequence[int]) -> Value:
 
     The casts are exact for indices below 2**24.
     """
-    if cx.target.integer or indices.data is not None or indices.shape == tuple(shape):
+    if cx.target.has_int_profile or indices.data is not None or indices.shape == tuple(shape):
         return cx.b.reshape(indices, shape)
     return cx.b.cast(cx.b.reshape(cx.b.cast(indices, DType.FP32), shape), DType.INT32)
 
@@ -233,7 +233,7 @@ def index_select(cx: Context, x: Operand, dim: int, indices: Operand) -> Value:
 @op(aten.one_hot.default, kind=AnnotationKind.PASSTHROUGH, interval=lambda node, interval_of: (0, 1))
 def one_hot(cx: Context, x: Operand, num_classes: int) -> Value:
     """One-hot encoding of the classes x along a new last dimension: [*x.shape, num_classes]."""
-    dtype = DType.INT32 if cx.target.integer else DType.FP32  # the FP profile compares and reshapes no integers
+    dtype = DType.INT32 if cx.target.has_int_profile else DType.FP32  # the FP profile compares and reshapes no integers
     column = cx.b.reshape(cx.b.cast(x.value, dtype), (*x.shape, 1))
     hot = cx.b.compare("EQUAL", column, cx.b.const(np.arange(num_classes), dtype))
     return cx.b.cast(cx.b.cast(hot, dtype), DType.INT32)

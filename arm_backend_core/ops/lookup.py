@@ -60,7 +60,7 @@ def apply_by_table(b: Builder, x: Operand, function: Callable[[Array], Array], q
     if phase_step:
         return _emit_sinusoid_by_angle_addition(operand, samples, phase_step).requantize(q)
     # On an NPU, an int8 result goes through int16: a TABLE without a RESCALE to int16 takes six operations.
-    if not corrections and not (b.target.hardware.npu and q.dtype is DType.INT8):
+    if not corrections and not (b.target.hardware.is_npu and q.dtype is DType.INT8):
         low, high = (int(end) << 7 for end in (entries.min(), entries.max()))
         return FixedPoint(b, b.table(index, entries), low, high, scale / 128).requantize(q)
     result = operand.apply_table(entries, scale)

@@ -73,7 +73,7 @@ def sum_(
     """Sum over ``dim``, all dimensions if None."""
     x = atleast_1d(cx, x)
     # In the FP profile, REDUCE_SUM takes no integers, so booleans are summed in FP32, which is exact up to 2**24.
-    sums_booleans_in_fp32 = x.value.dtype is DType.BOOL and not cx.target.integer
+    sums_booleans_in_fp32 = x.value.dtype is DType.BOOL and not cx.target.has_int_profile
     numbers = cx.b.cast(x.value, DType.FP32 if sums_booleans_in_fp32 else cx.dtype)
     return cx.b.cast(cx.b.reshape(_reduce(cx, "REDUCE_SUM", numbers, _normalize_axes(x, dim)), cx.shape), cx.dtype)
 

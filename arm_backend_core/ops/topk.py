@@ -91,7 +91,7 @@ def choose_algorithm(hardware: Hardware, rows: int, n: int, k: int) -> Algorithm
         limit = f"k is at most {_MAX_ITERATIVE_K}, unless there are at most {_MAX_RANKED_ELEMENTS} elements "
         limit += f"or {_MAX_PAIRS} pairs"
         raise Unsupported(f"topk of {k} among {n} elements ({limit}); use a smaller k")
-    if not hardware.npu:
+    if not hardware.is_npu:
         return select_by_rank if k > _MAX_ITERATIVE_K or n <= 8 * k else select_iteratively
     costs = _COSTS_WITHOUT_COMPARISON if "EQUAL" in hardware.unsupported else _COSTS
     cycles: float
@@ -113,7 +113,7 @@ def topk(cx: Context, x: Operand, k: int, dim: int = -1, largest: bool = True, s
     axis, n = dim % x.rank, x.shape[dim]
     select = choose_algorithm(cx.target.hardware, x.value.size // n, n, k)
     elements = x.value if x.value.dtype.is_float else b.cast(x.value, DType.INT32)  # EQUAL takes no narrower type
-    index_dtype = DType.INT32 if cx.target.integer else DType.FP32  # the FP profile compares no integers
+    index_dtype = DType.INT32 if cx.target.has_int_profile else DType.FP32  # the FP profile compares no integers
     selected = select(b, elements, index_dtype, k, axis, largest)
     values, indices = (b.reshape(value, shape) for value in selected)
     return [Operand(b.cast(values, x.value.dtype), x.q), Operand(b.cast(indices, DType.INT32))]

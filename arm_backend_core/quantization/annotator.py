@@ -54,7 +54,7 @@ class Annotator:
             sizes = [x.meta["val"].numel() for x in node.all_input_nodes if x in self.constants]
             # A large lookup table stays int8, because int16 would double its bytes.
             if record.kind is AnnotationKind.SHARED and max(sizes, default=0) >= 1 << 20:
-                config = replace(config, inner=None)
+                config = replace(config, int16_activation=None)
             if record.kind is not AnnotationKind.CONV or config.weight is not None:
                 self.records[node], self.configs[node] = record, config
         self._result_specs: dict[Node, QuantizationSpec] = {}
@@ -80,7 +80,7 @@ class Annotator:
     def make_plan(self) -> FusionPlan:
         """Decide which operators are fused, and which results are int16."""
         states = {state: value for state, value, _ in self._buffer_writes()}
-        may_be_int16 = {node for node in self.records if self.configs[node].inner is not None}
+        may_be_int16 = {node for node in self.records if self.configs[node].int16_activation is not None}
         return FusionPlan(self.records, self.constants, may_be_int16.__contains__, self._is_int16, states)
 
     def run(self) -> None:
@@ -193,7 +193,8 @@ class Annotator:
 
         - exact integers that the node can read unchanged: the producer's spec,
         - an int16 result inside of a recurrent layer, if the node has no weights: the producer's spec,
-        - the node benefits from int16, and it is in a recurrent layer or the source is int16 or constant: ``inner``,
+        - the node benefits from int16, and it is in a recurrent layer or the source is int16 or constant:
+          ``int16_activation``,
         - all other operands: ``activation``.
         """
         config, record = self.configs[node], self.records[node]
@@ -208,8 +209,12 @@ class Annotator:
         if is_recurrent and record.kind is not AnnotationKind.CONV and TIMESTEP_SLOT in owner.meta and owner in int16:
             return self._output_spec(owner)
         reads_int16 = self.plan.benefits_from_int16(node) or (node in int16 and record.kind is AnnotationKind.SHARED)
-        if config.inner is not None and reads_int16 and (is_recurrent or source in int16 or source in self.constants):
-            return config.inner
+        if (
+            config.int16_activation is not None
+            and reads_int16
+            and (is_recurrent or source in int16 or source in self.constants)
+        ):
+            return config.int16_activation
         return config.activation
 
     def _reads_8_bits(self, node: Node, source: Node, interval: tuple[float, float]) -> bool:
@@ -223,16 +228,16 @@ class Annotator:
 
     def _output_spec(self, node: Node) -> QuantizationSpecBase:
         config, record = self.configs[node], self.records[node]
-        spec = (config.inner if node in self.plan.int16_nodes else None) or self._result_specs[node]
+        spec = (config.int16_activation if node in self.plan.int16_nodes else None) or self._result_specs[node]
         interval = _exact_interval(node)
         if interval is not None:
             is_exact_in_8_bits = interval in _RANGES_OF_8_BITS.values()
-            return _fixed_spec(spec if is_exact_in_8_bits else config.inner or spec, *interval)
+            return _fixed_spec(spec if is_exact_in_8_bits else config.int16_activation or spec, *interval)
         limits = record.fixed_range
         if spec.dtype is torch.int16 and TIMESTEP_SLOT in node.meta:
             if record.is_gate:
                 limits = (-1.0, 1.0)
-            elif config.inner != config.activation and all(map(_is_gate, node.users)):
+            elif config.int16_activation != config.activation and all(map(_is_gate, node.users)):
                 limits = (-16.0, 16.0)  # gates saturate beyond; a TABLE over a wider range is too coarse
         return spec if limits is None else _fixed_spec(spec, *limits)
 
@@ -248,7 +253,7 @@ class Annotator:
         A cast from integers has no such operands. Its result gets parameters of its own.
         """
         sources = self.plan.activation_operands(node)
-        if casts_integers(node):
+        if is_cast_from_integers(node):
             node.meta[ANNOTATION] = QuantizationAnnotation({}, self._output_spec(node), _annotated=True)
         if not sources or not self.plan.fused.isdisjoint(sources):
             return
@@ -300,7 +305,7 @@ def _is_gate(node: Node) -> bool:
     return record is not None and record.is_gate
 
 
-def casts_integers(node: Node) -> bool:
+def is_cast_from_integers(node: Node) -> bool:
     """Whether ``node`` casts integers to floating point."""
     record, sources = find_record(node), node.all_input_nodes
     is_float_movement = record is not None and record.kind is AnnotationKind.SHARED and is_float(node)
@@ -313,7 +318,7 @@ def _exact_interval(node: Node) -> tuple[float, float] | None:
     This is so for int8, for uint8 and for integers with a known interval. For other integers, a calibrated range is
     more precise: functions of int16 are TABLEs with one entry for every 128th value.
     """
-    if not casts_integers(node):
+    if not is_cast_from_integers(node):
         return None
     dtypes = {source.meta["val"].dtype for source in node.all_input_nodes}
     range_of_8_bits = _RANGES_OF_8_BITS.get(dtypes.pop()) if len(dtypes) == 1 else None

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 EdgeOrNode = Node | tuple[Node, Node]
 
 
-def share_observers(observed: Mapping[str, ObservedProgram], models: Mapping[str, Any]) -> None:
+def share_observers_across_methods(observed: Mapping[str, ObservedProgram], models: Mapping[str, Any]) -> None:
     """Give each tensor that several methods have in common one observer for all methods.
 
     Parameters and buffers that several methods use are common. The operands and results of a module's operators are
     also common, if the module runs the same sequence of operators in every method that uses it.
     """
-    from arm_backend_core.quantization.graph_observers import describe_observed_tensors, merge_observers
+    from arm_backend_core.quantization.graph_observers import merge_observers, set_observer_properties
     from arm_backend_core.quantization.state_observers import unify_state_observers
 
     unify_state_observers(observed.values())
@@ -51,7 +51,7 @@ def share_observers(observed: Mapping[str, ObservedProgram], models: Mapping[str
         edge_or_node: observer for model in observed.values() for edge_or_node, observer in model.observers.items()
     }
     merge_observers([model.observers for model in observed.values()], key_of)
-    describe_observed_tensors(*((model.model, model.observers) for model in observed.values()))
+    set_observer_properties(*((model.graph_module, model.observers) for model in observed.values()))
 
 
 def _modules_by_path(model: Any) -> dict[str, Hashable]:

@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 from arm_backend_core.nodes import TIMESTEP_SLOT, constant_nodes, describe_node
 from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.registry import AnnotationKind
-from arm_backend_core.quantization.annotator import casts_integers
+from arm_backend_core.quantization.annotator import is_cast_from_integers
 from arm_backend_core.quantization.observer import RangeObserver, WeightObserver
 
 #: Observers by node for a result, by (source, reader) for an operand.
@@ -59,7 +59,7 @@ def merge_observers(observers_by_graph: Sequence[Observers], key_of: Callable[[N
                 observer.obs_or_fqs = list(map(root, observer.obs_or_fqs))
 
 
-def describe_observed_tensors(*observed_graphs: tuple[GraphModule, Mapping[Node | tuple[Node, Node], Any]]) -> None:
+def set_observer_properties(*observed_graphs: tuple[GraphModule, Mapping[Node | tuple[Node, Node], Any]]) -> None:
     """Set the properties of each observer's tensor: description, whether constant, whether cast from integers.
 
     The observer of a weight also gets the biases that are added to the products of the weight.
@@ -80,7 +80,7 @@ def describe_observed_tensors(*observed_graphs: tuple[GraphModule, Mapping[Node 
         observer.description = describe_node(nodes[0])
         observer.is_constant, observer.is_integer = (
             all(node in constants for node in nodes),
-            all(map(casts_integers, nodes)),
+            all(map(is_cast_from_integers, nodes)),
         )
         if isinstance(observer, WeightObserver):
             observer.bias_constraints.clear()

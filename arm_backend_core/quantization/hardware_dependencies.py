@@ -1,8 +1,8 @@
-"""Consulted hardware: record the attributes of ``Hardware`` that quantization reads.
+"""Hardware dependencies: record the attributes of ``Hardware`` that quantization reads.
 
 The quantized graph of most models is the same for all NPUs: it depends on the hardware only where a pass reads an
-attribute of ``Hardware``. ``events.Log.hardware_facts`` holds these attributes. Another NPU with the same values has
-the same quantized graph.
+attribute of ``Hardware``. ``compilation_log.Log.hardware_dependencies`` holds these attributes. Another NPU with the
+same values has the same quantized graph.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from arm_backend_core.targets.hardware import Hardware
 _ATTRIBUTES = frozenset(item.name for item in fields(Hardware))
 
 
-class ConsultedHardware(Hardware):
-    """A copy of a ``Hardware`` that records each attribute in the current event log when it is read."""
+class TrackedHardware(Hardware):
+    """A copy of a ``Hardware`` that records each attribute in the current compilation log when it is read."""
 
     @classmethod
     def of(cls, hardware: Hardware) -> Self:
@@ -29,11 +29,11 @@ class ConsultedHardware(Hardware):
         """Return an attribute, and record it if it is a field of ``Hardware``."""
         value = super().__getattribute__(name)
         if name in _ATTRIBUTES:
-            compilation_log.current().hardware_facts[name] = value
+            compilation_log.current_log().hardware_dependencies[name] = value
         return value
 
 
-def differing_facts(facts: Mapping[str, Any], hardware: Hardware) -> dict[str, tuple[Any, Any]]:
+def find_changed_dependencies(dependencies: Mapping[str, Any], hardware: Hardware) -> dict[str, tuple[Any, Any]]:
     """Return the recorded attributes with another value in ``hardware``: name -> (recorded value, other value)."""
-    pairs = {name: (value, getattr(hardware, name)) for name, value in facts.items()}
+    pairs = {name: (value, getattr(hardware, name)) for name, value in dependencies.items()}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}

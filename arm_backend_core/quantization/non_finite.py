@@ -53,15 +53,15 @@ def describe_non_finite(node: Node, kind: NonFiniteKind, specs: Mapping[str, Inp
         kind: the non-finite value that it contains.
         specs: input specs by attribute name, with the names of parameters and buffers in the model.
     """
-    return format_problem(_describe(node, specs), kind)
+    return format_non_finite_message(_describe(node, specs), kind)
 
 
-def format_problem(tensor: str, kind: NonFiniteKind) -> str:
+def format_non_finite_message(tensor: str, kind: NonFiniteKind) -> str:
     """Say that a tensor, described in words, holds NaN or an infinity."""
     return f"{tensor} holds {kind}, which no scale can represent"
 
 
-def advise(node: Node, kind: NonFiniteKind) -> str:
+def suggest_remedy(node: Node, kind: NonFiniteKind) -> str:
     """What to change so that a tensor contains no NaN and no infinity."""
     if node.op == "placeholder":
         return _ADVICE["input", kind]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torchao.quantization.pt2e.observer import ObserverBase
 
-from arm_backend_core.quantization.non_finite import NonFiniteError, NonFiniteKind, format_problem
+from arm_backend_core.quantization.non_finite import NonFiniteError, NonFiniteKind, format_non_finite_message
 
 #: Maximum number of values kept for the histogram; beyond it every other value is dropped.
 _MAX_KEPT_VALUES = 1 << 16
@@ -91,7 +91,7 @@ class RangeObserver(ObserverBase):
             low, high = self._min_max(x)
             if not np.isfinite(low + high).all():
                 kind: NonFiniteKind = "NaN" if bool(x.isnan().any()) else "an infinity"
-                raise NonFiniteError(format_problem(self.description, kind), kind)
+                raise NonFiniteError(format_non_finite_message(self.description, kind), kind)
             if statistics.count:
                 low, high = np.minimum(low, statistics.low), np.maximum(high, statistics.high)
             statistics.low, statistics.high, statistics.parameters = low, high, None

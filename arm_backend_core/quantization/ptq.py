@@ -45,7 +45,7 @@ from arm_backend_core.quantization.lifting import (
     unlift,
     write_buffer_mutations,
 )
-from arm_backend_core.quantization.non_finite import NonFiniteError, NonFiniteKind, advise, describe_non_finite
+from arm_backend_core.quantization.non_finite import NonFiniteError, NonFiniteKind, describe_non_finite, suggest_remedy
 from arm_backend_core.quantization.observer import RangeObserver
 from arm_backend_core.quantization.observer_interpreter import ObserverInterpreter
 
@@ -107,7 +107,7 @@ class ObservedProgram(torch.nn.Module):
     Attributes:
         tensor_ids: identity of the tensor behind each node of a parameter, buffer or constant.
         has_parameters: whether an operator reads a parameter.
-        model: the program's module; parameters and buffers are attributes.
+        graph_module: the program's module; parameters and buffers are attributes.
         observers: by node for a result, by (source, reader) for an operand.
         concat_scales: scales of concatenations; its ``apply`` runs after calibration.
         value_hooks: (node, callback) pairs; calibration calls the callback with each value of the node.
@@ -137,19 +137,19 @@ class ObservedProgram(torch.nn.Module):
         )
         write_buffer_mutations(self._program, self._input_specs)
         fold_constant_adds(self._program.graph_module.graph)
-        compilation_log.current().add_notes_once(bound_mask_fill(self._program.graph_module))
+        compilation_log.current_log().add_notes_once(bound_mask_fill(self._program.graph_module))
         fuse_log_softmax(self._program.graph_module)
         fuse_norms(self._program.graph_module, algorithms)
-        self.model = quantizer.transform_for_annotation(self._program.graph_module)
+        self.graph_module = quantizer.transform_for_annotation(self._program.graph_module)
         self._in_spec = program.call_spec.in_spec
-        quantizer.annotate(self.model)
-        choose_activation_precision(self.model.graph, algorithms)
-        quantizer.validate(self.model)
-        qspecs = prepare._get_edge_or_node_to_qspec(self.model)
+        quantizer.annotate(self.graph_module)
+        choose_activation_precision(self.graph_module.graph, algorithms)
+        quantizer.validate(self.graph_module)
+        qspecs = prepare._get_edge_or_node_to_qspec(self.graph_module)
         groups = _group_observers(qspecs)
         self.observers: dict[Any, Any] = prepare._get_obs_or_fq_map(groups, qspecs, is_qat=False)
-        quantizer.prepare_obs_or_fq_callback(self.model, self.observers)
-        self._mask_bounds = MaskBounds(self.model.graph)
+        quantizer.prepare_obs_or_fq_callback(self.graph_module, self.observers)
+        self._mask_bounds = MaskBounds(self.graph_module.graph)
         self.value_hooks: list[tuple[Node, Callable[[Tensor], None]]] = self._mask_bounds.value_hooks
         self.concat_scales = ConcatScales(
             self, separate="concat_scales" in algorithms, int16_outputs="int16_outputs" in algorithms
@@ -157,7 +157,7 @@ class ObservedProgram(torch.nn.Module):
         self.sample_count = 0
         self.last_sample = LastSample()
         self._writes_buffers = bool(self.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default))
-        self._conditions: BranchConditions = find_branch_conditions(self.model.graph)
+        self._conditions: BranchConditions = find_branch_conditions(self.graph_module.graph)
         self._taken_branches: set[Branch] = set()
         self.meta: dict[str, Any] = {}
         self.original_values: dict[str, Tensor] = {}
@@ -167,7 +167,7 @@ class ObservedProgram(torch.nn.Module):
     @property
     def graph(self) -> Graph:
         """The annotated graph."""
-        return self.model.graph
+        return self.graph_module.graph
 
     def forward(self, *args: Any, **keywords: Any) -> None:
         """Observe one sample.
@@ -206,7 +206,7 @@ class ObservedProgram(torch.nn.Module):
         Args:
             inspect: called with this object after the insertion, while parameters and buffers are still attributes.
         """
-        graph = self.model.graph
+        graph = self.graph_module.graph
         self.finish_calibration()
         for node in list(graph.nodes):
             users, output = list(node.users), self.observers.get(node)
@@ -237,7 +237,8 @@ class ObservedProgram(torch.nn.Module):
         untaken = {branch for branch in sides if branch not in self._taken_branches}
         for line, side in sorted({(source_location(select), side) for select, side in untaken}):
             which = f"the {'first' if side else 'second'} branch of a torch.cond{line and f' ({line})'}"
-            compilation_log.current().notes.append(f"no calibration sample takes {which}: calibrate with one that does")
+            note = f"no calibration sample takes {which}: calibrate with one that does"
+            compilation_log.current_log().notes.append(note)
         self._conditions = {}
         while self.sample_count and not sides <= self._taken_branches:
             self._observe(self.last_sample.inputs)
@@ -252,7 +253,7 @@ class ObservedProgram(torch.nn.Module):
                 ] = None
         for node, hook in self.value_hooks:
             callbacks_by_node.setdefault(node, {})[hook] = None
-        run = ObserverInterpreter(self.model, callbacks_by_node, self._conditions, self._taken_branches)
+        run = ObserverInterpreter(self.graph_module, callbacks_by_node, self._conditions, self._taken_branches)
         results = run.run(inputs)
         if run.problems:
             self._check_unused_nonfinite(run.problems, run.finite_ranges, results)
@@ -275,7 +276,7 @@ class ObservedProgram(torch.nn.Module):
         """
         texts = [describe_non_finite(node, kind, self._input_specs) for node, kind in problems.items()]
         node, kind = next(iter(problems.items()))
-        first = NonFiniteError(f"{texts[0]}: {advise(node, kind)}", kind)
+        first = NonFiniteError(f"{texts[0]}: {suggest_remedy(node, kind)}", kind)
         if self.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
             raise first
         fills: list[dict[Node, float]] = [
@@ -284,11 +285,10 @@ class ObservedProgram(torch.nn.Module):
         ]
         for fill in fills:
             inputs = _clone_tensors(self.last_sample.inputs)
-            if not _are_close(
-                results, ObserverInterpreter(self.model, {}, self._conditions, self._taken_branches, fill).run(inputs)
-            ):
+            run = ObserverInterpreter(self.graph_module, {}, self._conditions, self._taken_branches, fill)
+            if not _are_close(results, run.run(inputs)):
                 raise first
-        compilation_log.current().add_notes_once(
+        compilation_log.current_log().add_notes_once(
             f"in calibration {text}; no result depends on it, so its range covers only its finite values"
             for text in texts
         )
@@ -302,7 +302,7 @@ class ObservedProgram(torch.nn.Module):
         Returns:
             The dequantize node.
         """
-        graph, model = self.model.graph, self.model
+        graph, model = self.graph_module.graph, self.graph_module
         # The names of data-dependent sizes belong to the operator that creates them.
         meta = {name: x for name, x in node.meta.items() if name not in (BRANCH_SELECT, "unbacked_bindings")}
         scale, zero_point = observer.calculate_qparams()

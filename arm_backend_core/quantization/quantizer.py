@@ -34,8 +34,8 @@ from arm_backend_core.quantization.algorithms.coordinate_precision import find_c
 from arm_backend_core.quantization.algorithms.group_norms import layer_norms_to_group_norms
 from arm_backend_core.quantization.annotator import ANNOTATION, Annotator
 from arm_backend_core.quantization.config import QuantizationConfig, get_symmetric_a16w8_quantization_config
-from arm_backend_core.quantization.graph_observers import describe_observed_tensors, share_timestep_observers
-from arm_backend_core.quantization.hardware_dependencies import ConsultedHardware
+from arm_backend_core.quantization.graph_observers import set_observer_properties, share_timestep_observers
+from arm_backend_core.quantization.hardware_dependencies import TrackedHardware
 from arm_backend_core.targets.compile_spec import (
     ArmCompileSpec,
     EthosUCompileSpec,
@@ -71,7 +71,7 @@ class ArmQuantizer(Quantizer):
                 f"compile_spec: {type(self).__name__} takes a {self.spec_class.__name__}, "
                 f"got {type(compile_spec).__name__}"
             )
-        if not compile_spec.target.integer:
+        if not compile_spec.target.has_int_profile:
             raise ValueError(f"compile_spec: {compile_spec.target.name} has no INT profile to quantize for; add '+INT'")
         self.compile_spec = compile_spec
         self.algorithms: Collection[str] | None = None
@@ -122,7 +122,7 @@ class ArmQuantizer(Quantizer):
         convert_l2_normalize_to_rms_norm(model)
         rewrite_local_response_norms(model)
         layer_norms_to_group_norms(model)
-        hardware = ConsultedHardware.of(self.compile_spec.target.hardware)
+        hardware = TrackedHardware.of(self.compile_spec.target.hardware)
         rewrite_scatter_adds(model, hardware, quantized=True)
         decompose(model, quantized=True)
         reduce_ranks(model)
@@ -146,7 +146,7 @@ class ArmQuantizer(Quantizer):
             ModelError: an operator to quantize computes in another dtype than float32.
         """
         stacks = {node: modules_of(node) for node in model.graph.nodes}
-        self._check_filters(stacks)
+        self._check_module_settings(stacks)
         constants = constant_nodes(model.graph)
         for node in model.graph.nodes:
             if self._config(stacks[node]) is not None and node not in constants:
@@ -180,7 +180,7 @@ class ArmQuantizer(Quantizer):
     def prepare_obs_or_fq_callback(self, model: GraphModule, edge_or_node_to_obs_or_fq: dict[Any, Any]) -> None:
         """Share observers across time steps and connect them to their tensors; called by ``prepare_pt2e``."""
         share_timestep_observers(edge_or_node_to_obs_or_fq)
-        describe_observed_tensors((model, edge_or_node_to_obs_or_fq))
+        set_observer_properties((model, edge_or_node_to_obs_or_fq))
 
     def _config(self, modules: dict[str, Any]) -> Config:
         for name in sorted(self._names, key=len, reverse=True):
@@ -195,7 +195,7 @@ class ArmQuantizer(Quantizer):
         config = self._config(modules_of(node))
         return config is not None and config.activation.dtype is torch.int16
 
-    def _check_filters(self, stacks: dict[Node, dict[str, Any]]) -> None:
+    def _check_module_settings(self, stacks: dict[Node, dict[str, Any]]) -> None:
         for name in self._names:
             if not any(_is_inside(path, name) for modules in stacks.values() for path in modules):
                 paths = sorted({path for modules in stacks.values() for path in modules if path})

@@ -62,7 +62,7 @@ def unify_state_observers(models: Iterable[ObservedProgram]) -> None:
 
     The methods with parameters that change the buffer decide: the widest of their types applies. Without such a method,
     those that change it decide, else those that read it. So a method that resets the state leaves the others unchanged.
-    ``share_observers`` then merges the observers of a buffer to one.
+    ``share_observers_across_methods`` then merges the observers of a buffer to one.
     """
     uses: dict[TensorIdentity, list[_StateUse]] = {}
     for model in models:
@@ -73,11 +73,11 @@ def unify_state_observers(models: Iterable[ObservedProgram]) -> None:
             _unify(shared)
 
 
-class StateProbe:
+class InterleavedCalibration:
     """Calibrates methods on the states that another method leaves, and then restores these states.
 
-    Methods are calibrated one after the other. Without the probe, a method that reads the state would be calibrated on
-    the final state only, and a method that clears it on almost only zeros.
+    Methods are calibrated one after the other. Without interleaving, a method that reads the state would be calibrated
+    on the final state only, and a method that clears it on almost only zeros.
 
     Args:
         methods: by name, each with its samples.

@@ -8,4 +8,4 @@ _LAYERS = [getattr(torch.ops.aten, name).input for name in ("lstm", "gru", "rnn_
 
 
 #: {recurrent layer: its Python kernels}. Tracing a kernel emits the nodes of every step and takes 6 ms per LSTM step.
-TRACED_LAYERS = {layer: dict(layer.py_kernels) for layer in _LAYERS}
+RECURRENT_OPS = {layer: dict(layer.py_kernels) for layer in _LAYERS}

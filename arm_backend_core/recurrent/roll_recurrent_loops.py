@@ -39,14 +39,14 @@ from arm_backend_core.program import (
 )
 from arm_backend_core.recurrent.chunk import ChunkBuilder
 from arm_backend_core.recurrent.node_writer import NodeWriter, copy_meta
-from arm_backend_core.recurrent.recurrent_ops import TRACED_LAYERS
+from arm_backend_core.recurrent.recurrent_ops import RECURRENT_OPS
 from arm_backend_core.recurrent.unrolled_steps import (
     Port,
     Slice,
     StepOutput,
     UnrolledLayer,
     count_steps,
-    find_layers,
+    find_unrolled_layers,
     strip_qdq_ops,
 )
 
@@ -62,7 +62,7 @@ SCAN = torch.ops.higher_order.scan
 _MAX_UNROLLED_STEPS, _MAX_TOTAL_STEPS, _STEPS_PER_CALL = 64, 256, range(4, 33)
 
 
-def steps_per_call(total: int, requested: int | str | None, program_steps: int = 0) -> int:
+def choose_steps_per_call(total: int, requested: int | str | None, program_steps: int = 0) -> int:
     """Choose the number of steps that one call computes.
 
     For long layers, "auto" minimizes calls + steps per call / 8, plus a penalty if the steps do not divide evenly:
@@ -99,7 +99,7 @@ class LoopRolling:
         if self.steps is None:
             return program
         if any(
-            node.target in TRACED_LAYERS for node in program.graph.nodes
+            node.target in RECURRENT_OPS for node in program.graph.nodes
         ):  # float programs only: quantization unrolls the layers
             program = copy_program(program)
             assign_debug_handles(program.graph)
@@ -107,14 +107,16 @@ class LoopRolling:
             update_output_names(program)
         counts = count_steps(program)
         program_steps = sum(counts)
-        if all(steps_per_call(count, self.steps, program_steps) == count for count in counts):
+        if all(choose_steps_per_call(count, self.steps, program_steps) == count for count in counts):
             return program
         rolled, compiler = copy_program(program), _ChunkCompiler(spec, keep_on_cpu)
         assign_debug_handles(rolled.graph)
         avoid_builtin_names(rolled)
         _bypass_stacks(rolled.graph)
-        for layer in find_layers(rolled):
-            _replace_by_loop(rolled, layer, steps_per_call(len(layer.steps), self.steps, program_steps), compiler)
+        for layer in find_unrolled_layers(rolled):
+            _replace_by_loop(
+                rolled, layer, choose_steps_per_call(len(layer.steps), self.steps, program_steps), compiler
+            )
         if not compiler.loops:
             return program
         stable_topological_sort(rolled.graph_module)
@@ -141,8 +143,8 @@ class _ChunkCompiler:
 
     def compile_chunk(self, chunk: ExportedProgram, calls: int) -> GraphModule | None:
         """Compile a chunk as one delegate; return the module that calls it, or None if one does not suffice."""
-        log = compilation_log.current()
-        with compilation_log.record() as attempt:
+        log = compilation_log.current_log()
+        with compilation_log.open_log() as attempt:
             body = delegate(chunk, self._spec, keep_on_cpu=self._keep_on_cpu, name=self.next_name()).graph_module
         targets = [x.target for x in body.graph.nodes if x.op == "call_function" and x.target is not operator.getitem]
         if targets != [executorch_call_delegate]:

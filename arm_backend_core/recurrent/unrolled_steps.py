@@ -311,7 +311,7 @@ def count_steps(program: ExportedProgram) -> list[int]:
     return [max(map(len, slots.values())) for slots in _operators_by_slot(program).values()]
 
 
-def find_layers(program: ExportedProgram) -> Iterator[UnrolledLayer]:
+def find_unrolled_layers(program: ExportedProgram) -> Iterator[UnrolledLayer]:
     """Yield the unrolled recurrent layers whose steps form a loop.
 
     Each layer is analyzed when it is requested, because the caller may have replaced the previous layer.

@@ -16,7 +16,7 @@ from arm_backend_core.targets.target import Target
 if TYPE_CHECKING:
     from executorch.exir.backend.compile_spec_schema import CompileSpec
 
-    from arm_backend_core.workers.vela import Configuration
+    from arm_backend_core.workers.vela import VelaConfiguration
 
 #: Default system configuration and memory mode by family, those of Arm's tooling.
 _DEFAULT_CONFIGS = {
@@ -201,24 +201,33 @@ class EthosUCompileSpec(ArmCompileSpec):
         is_default = (self.system_config, self.memory_mode) == _DEFAULT_CONFIGS[npu.family]
         if is_default and not extra_flags and config_file == DEFAULT_CONFIG_INI:
             # All defaults are valid: Vela starts while the caller works.
-            is_configured = vela_config.is_configured(npu, self.system_config, self.memory_mode, flags, self.config_ini)
-            vela.prestart(parses_flags=not is_configured)
+            is_cached = vela_config.is_configuration_cached(
+                npu, self.system_config, self.memory_mode, flags, self.config_ini
+            )
+            vela.prestart(parses_flags=not is_cached)
         elif "optimize=Size" in self.configuration.options:
             self.optimise = "size"
         super().__init__(
             Target(
-                npu.name, frozenset({"INT"}), _ETHOS_U_EXTENSIONS, npu.family, npu.macs, vela=vela.installed_release()
+                npu.name,
+                frozenset({"INT"}),
+                _ETHOS_U_EXTENSIONS,
+                npu.family,
+                npu.macs,
+                vela_release=vela.installed_release(),
             ),
             vela_config.command_line(npu, self.system_config, self.memory_mode, flags, self.config_ini),
         )
         self.isa = None if cpu is None else resolve_isa(cpu)
 
     @cached_property
-    def configuration(self) -> Configuration:
+    def configuration(self) -> VelaConfiguration:
         """The arguments as Vela's command line parser returns them."""
         from arm_backend_core.targets import vela_config
 
-        return vela_config.configure(self._npu, self.system_config, self.memory_mode, self.extra_flags, self.config_ini)
+        return vela_config.resolve_configuration(
+            self._npu, self.system_config, self.memory_mode, self.extra_flags, self.config_ini
+        )
 
     def _entries(self) -> dict[str, str]:
         return {**super()._entries(), "target": self.accelerator}

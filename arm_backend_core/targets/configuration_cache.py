@@ -17,10 +17,10 @@ from pathlib import Path
 
 from arm_backend_core.disk_cache import cache_folder, write_atomically
 from arm_backend_core.workers import vela, vela_process
-from arm_backend_core.workers.vela import Configuration
+from arm_backend_core.workers.vela import VelaConfiguration
 
 
-def find_configuration(argv: Sequence[str], config_file: Path) -> Configuration | None:
+def find_configuration(argv: Sequence[str], config_file: Path) -> VelaConfiguration | None:
     """Return the cached configuration of a command line; None if there is none.
 
     Args:
@@ -29,19 +29,19 @@ def find_configuration(argv: Sequence[str], config_file: Path) -> Configuration 
     """
     # The file may be missing, truncated or in another format.
     with contextlib.suppress(OSError, ValueError, TypeError):
-        return Configuration(**json.loads(_cache_path(argv, config_file).read_bytes()))
+        return VelaConfiguration(**json.loads(_cache_path(argv, config_file).read_bytes()))
     return None
 
 
-def configure(argv: Sequence[str], config_file: Path) -> Configuration:
+def get_configuration(argv: Sequence[str], config_file: Path) -> VelaConfiguration:
     """Return the configuration of a command line, from the cache or from Vela's parser.
 
     Raises:
-        InvalidFlagsError, InvalidConfigurationError, ArmBackendError: see ``vela.configure``.
+        InvalidFlagsError, InvalidConfigurationError, ArmBackendError: see ``vela.parse_command_line``.
     """
     configuration = find_configuration(argv, config_file)
     if configuration is None:
-        configuration = vela.configure(tuple(argv))
+        configuration = vela.parse_command_line(tuple(argv))
         with contextlib.suppress(OSError):
             path = _cache_path(argv, config_file)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,6 +51,6 @@ def configure(argv: Sequence[str], config_file: Path) -> Configuration:
 
 def _cache_path(argv: Sequence[str], config_file: Path) -> Path:
     script = Path(vela_process.__file__).read_bytes()
-    text = json.dumps([vela.version(), sorted(Configuration.__dataclass_fields__), list(argv)]).encode()
+    text = json.dumps([vela.version(), sorted(VelaConfiguration.__dataclass_fields__), list(argv)]).encode()
     key = hashlib.blake2b(script + text + config_file.read_bytes(), digest_size=16).hexdigest()
     return cache_folder() / "vela_configurations" / f"{key}.json"

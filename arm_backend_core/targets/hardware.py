@@ -26,12 +26,13 @@ class Hardware:
 
     Attributes:
         unsupported: operators that the hardware supports for no element type.
-        types: {operator: supported element types of its first operand}, for operators with more types in the profile.
+        first_operand_types: {operator: supported element types of its first operand}, for operators with more types in
+            the profile.
         limits: {operator: function that returns its unsupported property, or None}.
-        booleans: whether the hardware has boolean tensors.
+        has_booleans: whether the hardware has boolean tensors.
         bool_as_int8: boolean operators that the hardware lacks; ``tosa/passes/booleans.py`` lowers them to int8.
-        npu: whether it is an Ethos-U. Convolutions and data movement are then emitted in the form that Vela estimates
-            to be fastest.
+        is_npu: whether it is an Ethos-U. Convolutions and data movement are then emitted in the form that Vela
+            estimates to be fastest.
         writes_sram_only: the second AXI port is read-only, so activations must be in SRAM.
         max_kernel: largest extent of a window along one side.
         max_stride: Vela splits larger strides into one operation per window element.
@@ -54,8 +55,8 @@ class Hardware:
             its channels as kernel elements.
         copies_by_slow_pool: Vela copies operands of a CONCAT by an operation with twice the cycles of a product by 1.
         estimates_missing_activation: Vela's estimate of an operation without an activation includes cycles of a table.
-        copies_constants_from: {Vela's release: number of rows}; 64 rows for other releases. From this number on, Vela's
-            estimate is lower if a constant that all rows read is copied to SRAM. Not used unless
+        constant_copy_min_rows: {Vela's release: number of rows}; 64 rows for other releases. From this number on,
+            Vela's estimate is lower if a constant that all rows read is copied to SRAM. Not used unless
             ``estimates_missing_activation`` is true.
         flattens_odd_images: a 1x1 convolution of an image with an odd number of rows or columns takes fewer cycles if
             all pixels are one row. Vela estimates this for U55 and U65 too, but there the neighbouring layers then take
@@ -79,11 +80,11 @@ class Hardware:
     """
 
     unsupported: frozenset[str] = frozenset()
-    types: Mapping[str, tuple[DType, ...]] = field(default_factory=dict)
+    first_operand_types: Mapping[str, tuple[DType, ...]] = field(default_factory=dict)
     limits: Mapping[str, Limit] = field(default_factory=dict)
-    booleans: bool = True
+    has_booleans: bool = True
     bool_as_int8: frozenset[str] = frozenset()
-    npu: bool = False
+    is_npu: bool = False
     writes_sram_only: bool = False
     max_kernel: int = 64
     max_stride: int = 3
@@ -102,7 +103,7 @@ class Hardware:
     computes_pixel_pairs: bool = False
     copies_by_slow_pool: bool = False
     estimates_missing_activation: bool = False
-    copies_constants_from: Mapping[Release | None, int] = field(default_factory=dict)
+    constant_copy_min_rows: Mapping[Release | None, int] = field(default_factory=dict)
     flattens_odd_images: bool = False
     splits_matmuls: bool = False
     packs_weights_by_rows: bool = False
@@ -121,9 +122,9 @@ class Hardware:
         """
         if kind in self.unsupported:
             return f"{kind} in hardware"
-        if not self.booleans and DType.BOOL in (*inputs, output):
+        if not self.has_booleans and DType.BOOL in (*inputs, output):
             return "boolean tensors in hardware"
-        if inputs[0] not in self.types.get(kind, inputs):
+        if inputs[0] not in self.first_operand_types.get(kind, inputs):
             return f"{kind} ({', '.join(t.value for t in inputs)} -> {output.value}) in hardware"
         violation = self.limits[kind](op) if op is not None and kind in self.limits else None
         return f"{kind} with {violation}" if violation else None
@@ -156,10 +157,10 @@ _BUGS_OF_ALL_FAMILIES = (
 _U65 = Hardware(
     unsupported=frozenset((*_BITWISE, *_LOGICAL, *_COMPARISON_SELECT, "GATHER", "SCATTER", "INTDIV")),
     bool_as_int8=frozenset((*_LOGICAL, *_COMPARISON_SELECT)),
-    types=_U55_TYPES,
+    first_operand_types=_U55_TYPES,
     limits=U55_U65_LIMITS,
-    booleans=False,
-    npu=True,
+    has_booleans=False,
+    is_npu=True,
     macs=(256, 512),
     averages_by_convolution=True,
     max_depthwise_size=1 << 14,
@@ -185,12 +186,12 @@ _U65 = Hardware(
         unsplit_reductions=(-2,),
     ),
 )
-_U55 = replace(_U65, macs=(32, 64, 128, 256), writes_sram_only=True, copies_constants_from={(5, 2): 2})
+_U55 = replace(_U65, macs=(32, 64, 128, 256), writes_sram_only=True, constant_copy_min_rows={(5, 2): 2})
 _U85 = Hardware(
     # int8 and int16 are omitted: Vela shifts in copies of the sign bit (``narrow_shift``).
-    types={"LOGICAL_RIGHT_SHIFT": (DType.INT32,)},
+    first_operand_types={"LOGICAL_RIGHT_SHIFT": (DType.INT32,)},
     limits=U85_LIMITS,
-    npu=True,
+    is_npu=True,
     macs=(128, 256, 512, 1024, 2048),
     macs_per_result=64,
     transposes_by_convolution=True,
@@ -235,4 +236,4 @@ HARDWARE = {
     "cortex-m": Hardware(),
 }
 #: Families that Vela compiles for.
-ETHOS_U_FAMILIES = tuple(family for family, hardware in HARDWARE.items() if hardware.npu)
+ETHOS_U_FAMILIES = tuple(family for family, hardware in HARDWARE.items() if hardware.is_npu)

@@ -34,8 +34,8 @@ class Target:
         family: "tosa", "vgf", "cortex-m" or one of ``hardware.ETHOS_U_FAMILIES``.
         macs: MACs per cycle, for an Ethos-U.
         version: TOSA version; operators of later versions are refused.
-        vela: the release of Vela that compiles for the target. If it is None (unknown), workarounds for all releases
-            apply.
+        vela_release: the release of Vela that compiles for the target. If it is None (unknown), workarounds for all
+            releases apply.
 
     Raises:
         ValueError: the family is unknown, or an Ethos-U has no ``macs``.
@@ -47,12 +47,12 @@ class Target:
     family: str = "tosa"
     macs: int | None = None
     version: tuple[int, int] = (1, 0)
-    vela: Release | None = None
+    vela_release: Release | None = None
 
     def __post_init__(self) -> None:
         if self.family not in HARDWARE:
             raise ValueError(f"family: there is no hardware {self.family!r} (known: {', '.join(HARDWARE)})")
-        if self.hardware.npu and not self.macs:
+        if self.hardware.is_npu and not self.macs:
             raise ValueError(f"macs: {self.name} needs its number of MACs per cycle, for example 128")
 
     @property
@@ -61,7 +61,7 @@ class Target:
         return HARDWARE[self.family]
 
     @cached_property
-    def supports(self) -> frozenset[str]:
+    def profiles_and_extensions(self) -> frozenset[str]:
         """The profiles and extensions that the target supports."""
         return self.profiles | self.extensions
 
@@ -74,8 +74,8 @@ class Target:
             requirement: profiles and extensions that an operator needs.
         """
         available = {name for profile in ("", *self.profiles) for name in _EXTENSIONS_BY_PROFILE[profile]}
-        missing = requirement - self.supports
-        return [] if self.hardware.npu or not missing <= available else sorted(missing)
+        missing = requirement - self.profiles_and_extensions
+        return [] if self.hardware.is_npu or not missing <= available else sorted(missing)
 
     @property
     def version_text(self) -> str:
@@ -83,12 +83,12 @@ class Target:
         return ".".join(map(str, self.version))
 
     @property
-    def integer(self) -> bool:
+    def has_int_profile(self) -> bool:
         """Whether quantized operators can be delegated."""
         return "INT" in self.profiles
 
     @property
-    def floating(self) -> bool:
+    def has_fp_profile(self) -> bool:
         """Whether float32 operators can be delegated."""
         return "FP" in self.profiles
 
@@ -100,7 +100,7 @@ class Target:
         family: str = "tosa",
         name: str | None = None,
         macs: int | None = None,
-        vela: Release | None = None,
+        vela_release: Release | None = None,
     ) -> Target:
         """Parse ``TOSA-<version>+<profile or extension>...``, for example ``TOSA-1.0+INT+int16``.
 
@@ -129,4 +129,4 @@ class Target:
                 raise ValueError(
                     f"tosa_spec: '{spec}' lacks the profile that '{part}' extends; add the profile, or remove '{part}'"
                 )
-        return cls(name or spec, profiles, frozenset(parts) - profiles, family, macs, min_version, vela)
+        return cls(name or spec, profiles, frozenset(parts) - profiles, family, macs, min_version, vela_release)

@@ -1,7 +1,7 @@
 """NPUs, system configurations, memory modes and flags that the installed Vela supports, and their validation.
 
 System configurations and memory modes come from the ``.ini``, flags from Vela. Two combinations that Vela accepts are
-rejected here: activations behind the second AXI port of an NPU that cannot write there (``_try_configure``), and the
+rejected here: activations behind the second AXI port of an NPU that cannot write there (``_try_resolve``), and the
 system configuration of another NPU family (``_check_system_config``).
 """
 
@@ -20,7 +20,7 @@ from arm_backend_core.similar_names import format_suggestion, suggest_name
 from arm_backend_core.targets import configuration_cache
 from arm_backend_core.targets.hardware import ETHOS_U_FAMILIES, HARDWARE
 from arm_backend_core.workers import vela
-from arm_backend_core.workers.vela import Configuration
+from arm_backend_core.workers.vela import VelaConfiguration
 
 #: Prefixes of section names in an ``.ini``.
 SYSTEM_CONFIG, MEMORY_MODE = "System_Config.", "Memory_Mode."
@@ -165,9 +165,9 @@ def _read_ini(path: Path) -> configparser.ConfigParser:
     return parser
 
 
-def configure(
+def resolve_configuration(
     target: Npu, system_config: str, memory_mode: str, flags: Iterable[str], config_ini: str | os.PathLike[str]
-) -> Configuration:
+) -> VelaConfiguration:
     """Validate the combination with Vela.
 
     Returns:
@@ -182,13 +182,13 @@ def configure(
     if memory_mode not in modes:
         raise ValueError(_format_error("memory_mode", memory_mode, f"it is not in '{path}'", modes))
     words = split_flags(flags)
-    outcome = _try_configure(target, system_config, memory_mode, words, path)
-    if isinstance(outcome, Configuration):
+    outcome = _try_resolve(target, system_config, memory_mode, words, path)
+    if isinstance(outcome, VelaConfiguration):
         return outcome
     usable_modes = [
         name
         for name in modes
-        if name != memory_mode and isinstance(_try_configure(target, system_config, name, words, path), Configuration)
+        if name != memory_mode and isinstance(_try_resolve(target, system_config, name, words, path), VelaConfiguration)
     ]
     description = f"{target.name} with system_config='{system_config}'"
     if usable_modes:
@@ -198,10 +198,10 @@ def configure(
     raise ValueError(f"config_ini='{path}': no memory mode works on {description}: {outcome}")
 
 
-def is_configured(
+def is_configuration_cached(
     target: Npu, system_config: str, memory_mode: str, flags: Sequence[str], config_ini: str | os.PathLike[str]
 ) -> bool:
-    """Whether ``configure`` has the answer for valid arguments in its cache."""
+    """Whether ``resolve_configuration`` has the answer for valid arguments in its cache."""
     path = config_path(config_ini)
     argv = _full_command_line(target, system_config, memory_mode, flags, path)
     return configuration_cache.find_configuration(argv, path) is not None
@@ -241,13 +241,13 @@ def command_line(
     )
 
 
-def _try_configure(
+def _try_resolve(
     target: Npu, system_config: str, memory_mode: str, flags: tuple[str, ...], path: Path
-) -> Configuration | str:
+) -> VelaConfiguration | str:
     """The configuration, or the reason why Vela refuses it."""
     argv = _full_command_line(target, system_config, memory_mode, flags, path)
     try:
-        configuration = configuration_cache.configure(argv, path)
+        configuration = configuration_cache.get_configuration(argv, path)
     except vela.InvalidFlagsError as error:
         raise ValueError(_format_flag_error(str(error), flags, error.known_flags)) from None
     except vela.InvalidConfigurationError as error:

@@ -39,7 +39,7 @@ def op_refusal_before_bool_lowering(target: Target, op: Op) -> str | None:
     """
     hardware, types = target.hardware, [value.dtype for value in (*op.inputs, op.output)]
     keeps_values = OPERATORS[op.kind].is_data_movement
-    if hardware.booleans or DType.BOOL not in types or not (op.kind in hardware.bool_as_int8 or keeps_values):
+    if hardware.has_booleans or DType.BOOL not in types or not (op.kind in hardware.bool_as_int8 or keeps_values):
         return op_refusal(target, op)
     lowered_types = [DType.INT8 if dtype is DType.BOOL else dtype for dtype in types]
     unsupported = (

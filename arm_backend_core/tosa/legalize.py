@@ -115,11 +115,11 @@ class LegalizingBuilder(Builder):
         is constant: half of 2**b is subtracted before the rounding shift. This difference saturates at the minimum.
         """
         only_rounds = "ARITHMETIC_RIGHT_SHIFT" in self.target.hardware.limits
-        if self.target.integer and only_rounds and not round and b.data is not None:
+        if self.target.has_int_profile and only_rounds and not round and b.data is not None:
             half, minimum = (1 << b.data.astype(np.int64)) >> 1, a.dtype.range[0]
             a = self.sub(self.maximum(a, self.const(minimum + half, a.dtype)), self.const(half, a.dtype))
             return super().arithmetic_right_shift(a, b, round=True)
-        if self.target.integer:
+        if self.target.has_int_profile:
             return super().arithmetic_right_shift(a, b, round=round)
         a, b = self._align_ranks(a, b)
         one, sign_shift = (self.const(np.full((1,) * a.rank, number), a.dtype) for number in (1, 31))
@@ -129,7 +129,9 @@ class LegalizingBuilder(Builder):
 
     def binary(self, kind: str, a: Value, b: Value) -> Value:
         """Emit ``kind``. If the target lacks BITWISE_AND, a & (2**n - 1) becomes a - (a >> n) * 2**n."""
-        is_lacking = kind == "BITWISE_AND" and (not self.target.integer or kind in self.target.hardware.unsupported)
+        is_lacking = kind == "BITWISE_AND" and (
+            not self.target.has_int_profile or kind in self.target.hardware.unsupported
+        )
         if is_lacking and b.data is not None:
             masks = b.data.astype(np.int64)
             if ((masks & masks + 1) == 0).all() and masks.max() < 1 << 30:  # masks 2**n - 1, and -1 for all bits
@@ -157,7 +159,7 @@ class LegalizingBuilder(Builder):
             return self.cast(self.cast(x, DType.FP32), dtype)
         if x.dtype is DType.BOOL and dtype is not DType.BOOL:
             return self.select(x, self.const(1, dtype), self.const(0, dtype))
-        if x.dtype is dtype or self.target.integer or not types <= {DType.INT8, DType.INT16, DType.INT32}:
+        if x.dtype is dtype or self.target.has_int_profile or not types <= {DType.INT8, DType.INT16, DType.INT32}:
             return super().cast(x, dtype)
         if x.dtype.bytes > dtype.bytes:
             x = self.cast(x, DType.INT32)
@@ -218,7 +220,7 @@ class LegalizingBuilder(Builder):
     def gather(self, values: Value, indices: Value) -> Value:
         """Emit a GATHER. Booleans are cast to numbers, because TOSA 1.0 cannot gather booleans."""
         if values.dtype is DType.BOOL:
-            kind = DType.INT32 if self.target.integer else DType.FP32
+            kind = DType.INT32 if self.target.has_int_profile else DType.FP32
             return self.compare("GREATER", self.gather(self.cast(values, kind), indices), self.const(0, kind))
         return super().gather(values, indices)
 

@@ -39,8 +39,10 @@ class InvalidConfigurationError(ValueError):
 
 
 @dataclass(frozen=True)
-class Configuration:
-    """Arguments that Vela's command line passes to its C++ core.
+class VelaConfiguration:
+    """Arguments that Vela's command line passes to its C++ core, and properties of the memory configuration.
+
+    The core receives ``accelerator``, ``system_config`` and ``options``.
 
     Attributes:
         accelerator: the NPU's name in the C++ core, for example ``EthosU55``.
@@ -68,7 +70,7 @@ def prestart(*, parses_flags: bool = True) -> None:
 
     Args:
         parses_flags: whether it imports the command line parser, which takes 0.3 s; without it, the first call of
-            ``configure`` imports it.
+            ``parse_command_line`` imports it.
     """
     _worker.prestart(*[PARSER_OPTION] * parses_flags)
 
@@ -131,7 +133,7 @@ def config_folder() -> Path:
     return Path(spec.origin).parents[1] / "config_files"
 
 
-def configure(argv: tuple[str, ...]) -> Configuration:
+def parse_command_line(argv: tuple[str, ...]) -> VelaConfiguration:
     """Parse ``argv`` with Vela's command line, and return the configuration. ``argv`` does not name a network.
 
     Raises:
@@ -139,17 +141,17 @@ def configure(argv: tuple[str, ...]) -> Configuration:
         InvalidConfigurationError: Vela rejected the configuration.
         ArmBackendError: Vela is not installed or does not start.
     """
-    return Configuration(**_query("resolve_flags", list(argv)))
+    return VelaConfiguration(**_query("parse_command_line", list(argv)))
 
 
 def compile_tosa(
-    flatbuffer: bytes, configuration: Configuration, timeout: float | None, request: str = "compile", *extra: str
+    flatbuffer: bytes, configuration: VelaConfiguration, timeout: float | None, request: str = "compile", *extra: str
 ) -> tuple[Any, str]:
     """Compile a TOSA flatbuffer.
 
     Args:
         flatbuffer: the TOSA graph.
-        configuration: see ``configure``.
+        configuration: see ``parse_command_line``.
         timeout: limit in seconds, or None.
         request: name of the worker's function to call; "compile" is ``vela_process.compile_tosa``.
         extra: further arguments of that function.

@@ -53,7 +53,7 @@ class _Parser(argparse.ArgumentParser):
             ) from None
 
 
-def resolve_flags(argv: list[str]) -> dict[str, Any]:
+def parse_command_line(argv: list[str]) -> dict[str, Any]:
     """Resolve ``argv`` with Vela's command line, without compiling.
 
     Returns:
@@ -161,7 +161,7 @@ def _prepare() -> None:
 
 if __name__ == "__main__":
     functions: dict[str, Callable[..., object]] = {
-        "resolve_flags": resolve_flags,
+        "parse_command_line": parse_command_line,
         "compile": compile_tosa,
         "split_weights": split_weights,
     }

@@ -25,7 +25,7 @@ from arm_backend_core.ops.operands import Operand
 from arm_backend_core.permutation import Layout, inverse
 from arm_backend_core.program import copy_program
 from arm_backend_core.quantization.diagnostics.error_metrics import QuantizationGrid
-from arm_backend_core.selection import Selection, select
+from arm_backend_core.selection import Selection, select_operators
 from arm_backend_core.tosa import reference_model
 from arm_backend_core.tosa.passes import pipeline
 from arm_backend_core.tosa.serialize import serialize
@@ -88,7 +88,7 @@ class DelegateTaps:
 def tap_delegates(
     program: ExportedProgram,
     partitioner: ArmPartitioner,
-    records: Sequence[compilation_log.Delegate],
+    records: Sequence[compilation_log.DelegateRecord],
     wanted_nodes: Iterable[str],
 ) -> tuple[list[DelegateTaps], list[str]]:
     """Lower a program again with the results of ``wanted_nodes`` as additional outputs of its delegates.
@@ -105,8 +105,8 @@ def tap_delegates(
     program, wanted_names = copy_program(program), frozenset(wanted_nodes)
     normalize_call_signature(program)
     spec = partitioner.compile_spec
-    with compilation_log.record():
-        selection = select(prepare_program(program, spec.target), spec.target, partitioner.keep_on_cpu)
+    with compilation_log.open_log():
+        selection = select_operators(prepare_program(program, spec.target), spec.target, partitioner.keep_on_cpu)
         parts = {part.name: part for part in selection.partitions()}
         extended_parts = {name: _add_outputs(part, selection, wanted_names) for name, part in parts.items()}
         graphs = dict(zip(extended_parts, selection.graphs(extended_parts.values()), strict=True))
@@ -118,7 +118,7 @@ def tap_delegates(
             continue
         graph = graphs[record.name]
         try:
-            with compilation_log.record():
+            with compilation_log.open_log():
                 pipeline.run(graph, spec.target)
             flatbuffer = serialize(graph)
         except Exception as error:  # the comparison of outputs works without the layers

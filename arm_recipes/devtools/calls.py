@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
     from torch.fx import Graph
 
-    from arm_backend_core.compilation_log import Delegate
+    from arm_backend_core.compilation_log import DelegateRecord
     from arm_recipes.devtools.delegate_results import CandidateArrays
     from arm_recipes.runtime.host_backends import Execution
 
@@ -40,7 +40,7 @@ class DelegateCall:
 
     instruction: int
     all_handles: tuple[int, ...]
-    record: Delegate
+    record: DelegateRecord
     operators: tuple[TosaOperator, ...]
     groups: tuple[DebugHandleGroup, ...]
     handles: dict[int, tuple[int, ...]]

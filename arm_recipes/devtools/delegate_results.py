@@ -18,8 +18,8 @@ from arm_recipes.runtime.delegates import TosaDelegate
 from arm_recipes.runtime.ethosu import EthosUDelegate, EthosUOperation
 
 if TYPE_CHECKING:
-    from arm_backend_core.backends.payload import Layer as Estimate
-    from arm_backend_core.compilation_log import Delegate
+    from arm_backend_core.backends.vela_estimates import OperationEstimate as Estimate
+    from arm_backend_core.compilation_log import DelegateRecord
     from arm_recipes.devtools.debug_handle_groups import DebugHandleGroup
     from arm_recipes.runtime.host_backends import Execution
     from arm_recipes.runtime.tosa_flatbuffer import TosaOperator
@@ -31,7 +31,7 @@ CandidateArrays = tuple[Any, ...]
 
 
 def read_results(
-    execution: Execution, record: Delegate, operators: Sequence[TosaOperator]
+    execution: Execution, record: DelegateRecord, operators: Sequence[TosaOperator]
 ) -> dict[int, CandidateArrays]:
     """Read the results of a delegate's operators, by operator index.
 
@@ -63,7 +63,7 @@ def read_tosa_results(
 
 
 def _written_pieces(
-    delegate: EthosUDelegate, execution: Execution, record: Delegate, operators: Sequence[TosaOperator]
+    delegate: EthosUDelegate, execution: Execution, record: DelegateRecord, operators: Sequence[TosaOperator]
 ) -> dict[int, dict[str, list[EthosUOperation]]]:
     """Group the NPU operations that wrote a result, by TOSA operator and by NPU command, in order of execution."""
     operator_lookup = _OperatorLookup(operators)
@@ -174,7 +174,7 @@ class EstimatedInterval:
     details: dict[str, Any]
 
 
-def estimated_intervals(record: Delegate, operators: Sequence[TosaOperator]) -> dict[int, EstimatedInterval]:
+def estimated_intervals(record: DelegateRecord, operators: Sequence[TosaOperator]) -> dict[int, EstimatedInterval]:
     """Return Vela's estimates by operator index, as consecutive intervals in execution order.
 
     The result is empty for a delegate that Vela did not compile.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from executorch.exir import EdgeProgramManager
     from executorch.export import ExportRecipe
 
-    from arm_backend_core.compilation_log import Delegate
+    from arm_backend_core.compilation_log import DelegateRecord
     from arm_recipes.pipeline.artifact import Artifact
     from arm_recipes.report.ram import Ram
 
@@ -110,7 +110,7 @@ class CheckBudgets:
         ram = result.report.ram
         return ram is not None and self.sram is not None and ram.sram_bytes > self.sram
 
-    def _check_flash(self, stored_bytes: int, records: Sequence[Delegate], subject: str) -> None:
+    def _check_flash(self, stored_bytes: int, records: Sequence[DelegateRecord], subject: str) -> None:
         if self.flash is not None and stored_bytes > self.flash:
             excess = f"{stored_bytes - self.flash:,} B more than {self._describe(self.flash)}"
             raise BudgetError(_flash_message(stored_bytes, excess, records, subject))
@@ -120,7 +120,7 @@ class CheckBudgets:
         return f"the budget of {_format_byte_count(budget)}{board}"
 
     def _sram_message(
-        self, method: str, record: Delegate | None, needed: int, hints: Sequence[str], ram: Ram | None = None
+        self, method: str, record: DelegateRecord | None, needed: int, hints: Sequence[str], ram: Ram | None = None
     ) -> str:
         """The message for a program that needs ``needed`` bytes.
 
@@ -181,7 +181,7 @@ def _can_run_again(recipe: ArmRecipe) -> bool:
     return not recipe.options.get("qat") and not isinstance(recipe.options.get("calibration_samples"), Iterator)
 
 
-def _flash_message(stored_bytes: int, excess: str, records: Sequence[Delegate], subject: str) -> str:
+def _flash_message(stored_bytes: int, excess: str, records: Sequence[DelegateRecord], subject: str) -> str:
     summary = (
         f"flash_budget: {subject} take{'s' * (subject == 'the program')} {_format_byte_count(stored_bytes)}, {excess}"
     )
@@ -195,7 +195,7 @@ def _flash_message(stored_bytes: int, excess: str, records: Sequence[Delegate], 
     return f"{summary}\n{as_text([('Largest constants, before encoding:', rows), ('To reduce flash:', advice)])}"
 
 
-def _constant_sizes(record: Delegate) -> Iterator[tuple[int, str, str]]:
+def _constant_sizes(record: DelegateRecord) -> Iterator[tuple[int, str, str]]:
     """Yield the bytes of each constant, with the module and source line of its first consumer."""
     traced, seen = DelegateProfile("", record), set[str]()
     for i, operator in enumerate(traced.graph.operators):

@@ -117,10 +117,10 @@ def _lower_programs(
 ) -> Artifact:
     from arm_backend_core import compilation_log
 
-    with compile_lock(), frozen_gc(), suppress_warnings(), compilation_log.record() as log:
+    with compile_lock(), frozen_gc(), suppress_warnings(), compilation_log.open_log() as log:
         pipeline = Pipeline.resume(unlowered, recipe, progress=progress)
         pipeline.run(notes)
-    return pipeline.create_artifact(log.rejected, log.notes)
+    return pipeline.create_artifact(log.refused_operators, log.notes)
 
 
 def _export_within_budgets(
@@ -181,7 +181,7 @@ def _run_or_look_up(
         frozen_gc(),
         suppress_warnings(),
         export_arguments.evaluation_mode(models) as training,
-        compilation_log.record() as log,
+        compilation_log.open_log() as log,
     ):
         if training:
             method_names = ", ".join(f"'{method}'" for method in training)
@@ -194,7 +194,7 @@ def _run_or_look_up(
                 return cached
         with record_warnings() as warnings:
             pipeline.run(notes)
-    result = pipeline.create_artifact(log.rejected, log.notes)
+    result = pipeline.create_artifact(log.refused_operators, log.notes)
     if cache is not None:
         cache.store(result, warnings)
     return result

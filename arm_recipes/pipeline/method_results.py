@@ -18,7 +18,7 @@ from arm_recipes.samples.export_arguments import Examples
 from arm_recipes.stages.quantize import FloatProgram
 
 if TYPE_CHECKING:
-    from arm_backend_core.compilation_log import Rejection
+    from arm_backend_core.compilation_log import RefusedOperator
     from arm_backend_core.targets.cortex_m import Processor
 
 #: 64-bit dtype, which TOSA does not support -> dtype to use instead.
@@ -51,7 +51,7 @@ class MethodResults:
         self,
         name: str,
         graph: torch.fx.GraphModule,
-        rejected: Sequence[Rejection],
+        refused: Sequence[RefusedOperator],
         samples: int | None,
         processor: Processor | None,
     ) -> MethodReport:
@@ -60,13 +60,13 @@ class MethodResults:
         Args:
             name: the method's name.
             graph: the lowered graph.
-            rejected: operators that the partitioner refused.
+            refused: operators that the partitioner refused.
             samples: number of calibration samples; None if the pipeline did not calibrate.
             processor: the CPU, for estimates of cycles; None: no estimates.
         """
         from arm_recipes.stages.edge.check_kernels import find_not_runnable
 
-        parts = describe_graph(graph, rejected, processor)
+        parts = describe_graph(graph, refused, processor)
         quantization = None if self.program is None else describe_quantization(self.program, samples, self.sqnr)
         tensors, not_runnable = (self.inputs, self.outputs), find_not_runnable(graph.graph)
         return MethodReport(

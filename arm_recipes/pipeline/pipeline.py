@@ -56,7 +56,7 @@ from arm_recipes.stages.lower import FastLowerStage
 from arm_recipes.stages.quantize import FastQuantizeStage
 
 if TYPE_CHECKING:
-    from arm_backend_core.compilation_log import Rejection
+    from arm_backend_core.compilation_log import RefusedOperator
 
 #: First stage after capture and quantization. Only stages from here on read the options of lowering.
 _FIRST_LOWERING_STAGE = StageType.TO_EDGE_TRANSFORM_AND_LOWER
@@ -127,7 +127,7 @@ class Pipeline:
         pipeline._progress.samples.update(unlowered.sample_counts)
         pipeline._capture.notes += unlowered.capture_notes
         pipeline._notes += unlowered.stage_notes
-        compilation_log.current().notes += unlowered.logged_notes
+        compilation_log.current_log().notes += unlowered.logged_notes
         for name, method in unlowered.methods.items():
             pipeline._methods[name] = copy.copy(method)
         return pipeline
@@ -220,12 +220,12 @@ class Pipeline:
         lowered = [method.graph for method in self._methods.values() if method.graph is not None]
         return models, [x.graph for x in lowered or [program.graph_module for program in self._programs.values()]]
 
-    def create_artifact(self, rejected: list[Rejection], logged_notes: list[str]) -> Artifact:
-        """Build the artifact with its report, from the rejected operators and the notes of the compilation log."""
+    def create_artifact(self, refused: list[RefusedOperator], logged_notes: list[str]) -> Artifact:
+        """Build the artifact with its report, from the refused operators and the notes of the compilation log."""
         manager, samples = self._artifact.data, self._progress.samples
         export_context = context.describe_export(self._model_names, self._recipe)
         methods = [
-            method.create_report(name, method.graph, rejected, samples.get(name), export_context.processor)
+            method.create_report(name, method.graph, refused, samples.get(name), export_context.processor)
             for name, method in self._methods.items()
             if method.graph is not None
         ]
@@ -312,7 +312,7 @@ class Pipeline:
     def _collect_unlowered_programs(self) -> UnloweredPrograms:
         from arm_backend_core import compilation_log
 
-        log = compilation_log.current()
+        log = compilation_log.current_log()
         return UnloweredPrograms(
             methods={name: copy.copy(method) for name, method in self._methods.items()},
             model_names=self._model_names,
@@ -324,7 +324,7 @@ class Pipeline:
             logged_notes=tuple(log.notes),
             capture_notes=tuple(self._capture.notes),
             stage_notes=tuple(self._notes),
-            hardware_facts=dict(log.hardware_facts),
+            hardware_dependencies=dict(log.hardware_dependencies),
         )
 
     def _copy_unlowered_programs(self) -> None:

@@ -110,11 +110,11 @@ def find_quantization_difference(unlowered: UnloweredPrograms, recipe: ExportRec
     Returns:
         The reason; None if the quantized programs are the same.
     """
-    from arm_backend_core.quantization.hardware_dependencies import differing_facts
+    from arm_backend_core.quantization.hardware_dependencies import find_changed_dependencies
 
     partitioners: Any = recipe.lowering_recipe.partitioners if recipe.lowering_recipe is not None else None
     target = partitioners[0].compile_spec.target
-    differing = differing_facts(unlowered.hardware_facts, target.hardware)
+    differing = find_changed_dependencies(unlowered.hardware_dependencies, target.hardware)
     if not differing:
         return None
     return (

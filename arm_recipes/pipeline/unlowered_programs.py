@@ -34,7 +34,7 @@ class UnloweredPrograms:
         logged_notes: notes of the log (``arm_backend_core.compilation_log``).
         capture_notes: notes of the capture.
         stage_notes: notes of the stages.
-        hardware_facts: attributes of ``Hardware`` on which the quantized graphs depend, with their values.
+        hardware_dependencies: attributes of ``Hardware`` on which the quantized graphs depend, with their values.
     """
 
     methods: Mapping[str, MethodResults]
@@ -47,7 +47,7 @@ class UnloweredPrograms:
     logged_notes: tuple[str, ...] = ()
     capture_notes: tuple[str, ...] = ()
     stage_notes: tuple[str, ...] = ()
-    hardware_facts: Mapping[str, Any] = field(default_factory=dict)
+    hardware_dependencies: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def programs(self) -> dict[str, ExportedProgram]:

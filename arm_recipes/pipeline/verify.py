@@ -20,7 +20,7 @@ from arm_recipes.runtime.ethosu import EthosUDelegate, EthosUStatistics
 if TYPE_CHECKING:
     import numpy as np
 
-    from arm_backend_core.compilation_log import BoundaryTensor, Delegate
+    from arm_backend_core.compilation_log import BoundaryTensor, DelegateRecord
     from arm_recipes.pipeline.artifact import Artifact
     from arm_recipes.report.record import MethodReport
     from arm_recipes.samples.call_inputs import Inputs
@@ -72,7 +72,7 @@ def verify_delegates(result: Artifact, examples: Mapping[str, Sequence[Inputs]])
 
 
 def _check_memory_accesses(
-    method: MethodReport, delegate: Delegate, execution: host_backends.Execution
+    method: MethodReport, delegate: DelegateRecord, execution: host_backends.Execution
 ) -> EthosUStatistics:
     """Check for reads of uninitialized memory and unordered accesses, whose results depend on the hardware."""
     assert isinstance(execution.delegate, EthosUDelegate)
@@ -88,7 +88,7 @@ def _check_memory_accesses(
 
 
 def _compare_with_reference(
-    method: MethodReport, sample: int, delegate: Delegate, execution: host_backends.Execution
+    method: MethodReport, sample: int, delegate: DelegateRecord, execution: host_backends.Execution
 ) -> None:
     from arm_backend_core.tosa import reference_model
 
@@ -110,7 +110,7 @@ def _view_as(io: BoundaryTensor, array: Array) -> Array:
     return array.view("int8" if io.dtype == "uint8" else io.dtype).reshape(io.shape)
 
 
-def _list_operators(delegate: Delegate) -> str:
+def _list_operators(delegate: DelegateRecord) -> str:
     names = [name for name in dict.fromkeys(delegate.operators) if not name.startswith("quantized_decomposed")]
     more = f" and {len(names) - _MAX_LISTED_OPERATORS} more" if len(names) > _MAX_LISTED_OPERATORS else ""
     return ", ".join(names[:_MAX_LISTED_OPERATORS]) + more

@@ -115,7 +115,7 @@ class Placement:
 
     @staticmethod
     def of(const_memory: str, *, arena_on_second_port: bool) -> Placement:
-        """The placement of Vela's configuration; see ``arm_backend_core.workers.vela.Configuration``."""
+        """The placement of Vela's configuration; see ``arm_backend_core.workers.vela.VelaConfiguration``."""
         return Placement(_KIND_OF_MEMORY[const_memory], "dram" if arena_on_second_port else "sram")
 
 

@@ -11,7 +11,7 @@ from arm_recipes.report.memory import MemoryOverTime
 from arm_recipes.report.npu_layer_costs import LayerCost
 
 if TYPE_CHECKING:
-    from arm_backend_core.backends.payload import VelaEstimates
+    from arm_backend_core.backends.vela_estimates import VelaEstimates
 
 #: Maximum number of layers, and of tensors of each memory, in the printed report.
 _MAX_LAYER_ROWS, _MAX_TENSOR_ROWS = 8, 5

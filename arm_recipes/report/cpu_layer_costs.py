@@ -48,7 +48,7 @@ def estimate_cpu_layers(
 
 def _estimate(method: str, module: torch.fx.GraphModule, processor: Processor) -> Iterator[LayerCost]:
     from arm_backend_core.cortex_m.cost.estimate import estimate_node
-    from arm_backend_core.cortex_m.cost.processors import PEAK_MACS, code_of
+    from arm_backend_core.cortex_m.cost.processors import PEAK_MACS, code_variant_of
     from arm_backend_core.nodes import modules_of, operator_name, source_location
 
     layers: dict[tuple[str, str, Kind], _Totals] = {}
@@ -68,7 +68,7 @@ def _estimate(method: str, module: torch.fx.GraphModule, processor: Processor) -
         totals.read += estimate.bytes_read
         totals.written += estimate.bytes_written
     total = sum(layer.cycles for layer in layers.values())
-    peak = PEAK_MACS.of(code_of(processor))
+    peak = PEAK_MACS.of(code_variant_of(processor))
     for (path, source, kind), layer in layers.items():
         yield LayerCost(
             method,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch.export import ExportedProgram
 
-    from arm_backend_core.compilation_log import Delegate, Rejection
+    from arm_backend_core.compilation_log import DelegateRecord, RefusedOperator
     from arm_backend_core.targets.cortex_m import Processor
 
 #: Calls that do not count as operators on the CPU. A scan only repeats its body, which calls delegates. ``alloc``
@@ -27,7 +27,7 @@ _NOT_OPERATORS = ("getitem", "executorch_call_delegate", "scan", "alloc")
 class LoweredParts:
     """Parts of a lowered method. The attributes are described in ``MethodReport``."""
 
-    delegates: tuple[Delegate, ...]
+    delegates: tuple[DelegateRecord, ...]
     other_delegates: dict[str, int]
     boundary: dict[str, int]
     cpu_operators: tuple[CpuOperator, ...]
@@ -36,14 +36,14 @@ class LoweredParts:
 
 
 def describe_graph(
-    graph_module: torch.fx.GraphModule, rejected: Sequence[Rejection], processor: Processor | None = None
+    graph_module: torch.fx.GraphModule, refused: Sequence[RefusedOperator], processor: Processor | None = None
 ) -> LoweredParts:
     """List the parts of a lowered method. ``processor``: the CPU, for estimates of cycles; None: no estimates."""
     from arm_backend_core.compilation_log import delegate_record
     from arm_backend_core.nodes import operator_name
     from arm_backend_core.program import lowered_modules
 
-    ours: list[Delegate] = []
+    ours: list[DelegateRecord] = []
     others: Counter[str] = Counter()
     for module in lowered_modules(graph_module):
         delegate = delegate_record(module)
@@ -62,11 +62,11 @@ def describe_graph(
         elif any(part in CONVERSION_REMEDIES for part in name.split(".")):
             boundary[name] += 1
         else:
-            cpu.append((name, *_find_refusal_reason(node, name, rejected)))
+            cpu.append((name, *_find_refusal_reason(node, name, refused)))
     return LoweredParts(tuple(ours), dict(others), dict(boundary), group_operators(cpu), kernels, dict(data_movement))
 
 
-def _find_refusal_reason(node: torch.fx.Node, name: str, rejected: Sequence[Rejection]) -> tuple[str, str]:
+def _find_refusal_reason(node: torch.fx.Node, name: str, refused: Sequence[RefusedOperator]) -> tuple[str, str]:
     """Find the reason why a node is not delegated, and its source line.
 
     ExecuTorch decomposes and renames refused nodes. Most of the new nodes keep the metadata of the refused node.
@@ -80,9 +80,9 @@ def _find_refusal_reason(node: torch.fx.Node, name: str, rejected: Sequence[Reje
         return reason_in_metadata, source
     operator = name.removeprefix("aten.").split(".")[0].removesuffix("_copy")
     matches = (
-        [r for r in rejected if r.node == node.name],
-        [r for r in rejected if source and r.source == source],
-        [r for r in rejected if r.operator.removeprefix("aten.").split(".")[0] == operator],
+        [r for r in refused if r.node == node.name],
+        [r for r in refused if source and r.source == source],
+        [r for r in refused if r.operator.removeprefix("aten.").split(".")[0] == operator],
     )
     refusal = next((match[0] for match in matches if match), None)
     return ("", source) if refusal is None else (refusal.reason, source or refusal.source)

@@ -15,7 +15,7 @@ from arm_backend_core.backends.vela_tables import WEIGHT_COPY_USAGE, operation_t
 from arm_recipes.report.npu_layer_costs import DelegateProfile, NpuOperation
 
 if TYPE_CHECKING:
-    from arm_backend_core.backends.payload import TensorAllocation
+    from arm_backend_core.backends.vela_estimates import TensorAllocation
 
 #: Vela's names of weight buffers end with the index of the operation that reads the buffer.
 _WEIGHT_BUFFER_NAME = re.compile(r"_op(\d+)$")

@@ -18,8 +18,8 @@ from arm_backend_core.tosa.graph import COPY_OPERATOR
 from arm_recipes.runtime.tosa_flatbuffer import read_graph
 
 if TYPE_CHECKING:
-    from arm_backend_core.backends.payload import Layer, VelaEstimates
-    from arm_backend_core.compilation_log import Delegate
+    from arm_backend_core.backends.vela_estimates import OperationEstimate, VelaEstimates
+    from arm_backend_core.compilation_log import DelegateRecord
     from arm_backend_core.tosa.graph import Origin
     from arm_recipes.runtime.tosa_flatbuffer import TosaGraph
 
@@ -144,7 +144,7 @@ class NpuOperation(NamedTuple):
         operators: indices of the TOSA operators that the operation is compiled from.
     """
 
-    rows: Sequence[Layer]
+    rows: Sequence[OperationEstimate]
     operators: frozenset[int]
 
 
@@ -154,7 +154,7 @@ class DelegateProfile:
     The TOSA graph is parsed only once.
     """
 
-    def __init__(self, method: str, record: Delegate) -> None:
+    def __init__(self, method: str, record: DelegateRecord) -> None:
         self.method, self.record = method, record
 
     @cached_property
@@ -220,7 +220,7 @@ class DelegateProfile:
         if not self.vela.layers:
             return
         number_of_index = {op.index: i for i, op in enumerate(self.graph.operators)}
-        rows: dict[int, list[Layer]] = {}
+        rows: dict[int, list[OperationEstimate]] = {}
         for i, layer in enumerate(self.vela.layers):
             rows.setdefault(i if layer.part_of is None else layer.part_of, []).append(layer)
         all_result_names = {layer.tensor for layer in self.vela.layers}

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from executorch.exir.schema import ExecutionPlan
     from executorch.export import ExportRecipe
 
-    from arm_backend_core.backends.payload import VelaEstimates
-    from arm_backend_core.compilation_log import Delegate
+    from arm_backend_core.backends.vela_estimates import VelaEstimates
+    from arm_backend_core.compilation_log import DelegateRecord
 
 #: Vela's name of a memory that is RAM -> memory. If constants are in SRAM, Vela calls their memory on-chip flash.
 _RAM = {"Sram": "SRAM", "OnChipFlash": "SRAM", "Dram": "DRAM"}
@@ -139,7 +139,7 @@ def npu_parts(estimates: Sequence[VelaEstimates], *, is_planned: bool = False) -
 
 
 def measure_ram(
-    delegates: Mapping[str, Sequence[Delegate]],
+    delegates: Mapping[str, Sequence[DelegateRecord]],
     execution_plans: Sequence[ExecutionPlan],
     recipe: ExportRecipe,
     *,

@@ -17,8 +17,8 @@ from arm_recipes.runtime.tensor_info import TensorInfo
 from arm_recipes.stages.edge.cpu_operators import CpuOperator
 
 if TYPE_CHECKING:
-    from arm_backend_core.backends.payload import VelaEstimates
-    from arm_backend_core.compilation_log import Delegate
+    from arm_backend_core.backends.vela_estimates import VelaEstimates
+    from arm_backend_core.compilation_log import DelegateRecord
     from arm_recipes.report.comparisons import TaskAccuracy
     from arm_recipes.report.memory import MemoryOverTime
     from arm_recipes.report.npu_layer_costs import LayerCost
@@ -82,7 +82,7 @@ class MethodReport:
     name: str
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
-    delegates: tuple[Delegate, ...]
+    delegates: tuple[DelegateRecord, ...]
     other_delegates: dict[str, int]
     boundary: dict[str, int]
     cpu_operators: tuple[CpuOperator, ...]
@@ -144,7 +144,7 @@ class ExportRecord(Renderable):
         return sum(self.seconds.values())
 
     @property
-    def delegates(self) -> tuple[Delegate, ...]:
+    def delegates(self) -> tuple[DelegateRecord, ...]:
         """Delegates of all methods."""
         return tuple(delegate for method in self.methods for delegate in method.delegates)
 
@@ -254,7 +254,7 @@ def _operator_rows(operators: Sequence[CpuOperator]) -> list[tuple[str, ...]]:
     return [(f"{o.count} x {o.operator}", o.reason, "; ".join(o.sources)) for o in operators]
 
 
-def _count_model_operators(delegate: Delegate) -> int:
+def _count_model_operators(delegate: DelegateRecord) -> int:
     """Number of the model's operators in a delegate, without quantize and dequantize."""
     return sum(not name.startswith("quantized_decomposed") for name in delegate.operators)
 

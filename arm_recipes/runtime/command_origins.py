@@ -16,8 +16,8 @@ from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.tosa_flatbuffer import read_graph
 
 if TYPE_CHECKING:
-    from arm_backend_core.backends.payload import Layer
-    from arm_backend_core.compilation_log import Delegate
+    from arm_backend_core.backends.vela_estimates import OperationEstimate
+    from arm_backend_core.compilation_log import DelegateRecord
     from arm_backend_core.tosa.graph import Origin as TosaOrigin
 
 
@@ -39,7 +39,7 @@ class Origin:
     layer: str = ""
     module: str = ""
     source: str = ""
-    estimate: Layer | None = None
+    estimate: OperationEstimate | None = None
 
     def __str__(self) -> str:
         return ", ".join(filter(None, (f"layer {self.module}" if self.module else self.layer, self.source)))
@@ -57,7 +57,7 @@ class Origins:
         record: the export's record of the delegate. Without it, or for another backend, all origins are empty.
     """
 
-    def __init__(self, record: Delegate | None) -> None:
+    def __init__(self, record: DelegateRecord | None) -> None:
         layers = record.vela.layers if record is not None and record.vela is not None else ()
         operators = read_graph(memoryview(record.tosa)).operators if record is not None and layers else ()
         indices = [operator.index for operator in operators]
@@ -92,12 +92,12 @@ class Origins:
         return self._indexed_dma_origins.get(start, origin) if indexed else origin
 
 
-def main_origin(record: Delegate, number: int) -> TosaOrigin:
+def main_origin(record: DelegateRecord, number: int) -> TosaOrigin:
     """The origin with the largest share of the work of a TOSA operator; ``number`` is the operator's index."""
     return max(record.origins[number], key=lambda each: each[1])[0]
 
 
-def _layer_origin(record: Delegate, layer: Layer, indices: Sequence[int]) -> Origin:
+def _layer_origin(record: DelegateRecord, layer: OperationEstimate, indices: Sequence[int]) -> Origin:
     """Origin of a layer; ``indices`` are Vela's indices of the record's operators."""
     if layer.index not in indices:
         return Origin(layer.operator, layer.tensor, estimate=layer)
@@ -106,7 +106,7 @@ def _layer_origin(record: Delegate, layer: Layer, indices: Sequence[int]) -> Ori
     return Origin(record.tosa_operators[number], layer.tensor, origin.module, origin.source, layer)
 
 
-def describe_with_origin(error: RunError, records: Mapping[bytes, Delegate]) -> str:
+def describe_with_origin(error: RunError, records: Mapping[bytes, DelegateRecord]) -> str:
     """Return the message of an error, extended by layer and source line of the failed command.
 
     Args:

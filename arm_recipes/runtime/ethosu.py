@@ -17,7 +17,7 @@ from arm_recipes.runtime.ethosu_stream import Stream, StreamError
 if TYPE_CHECKING:
     import numpy as np
 
-    from arm_backend_core.compilation_log import Delegate
+    from arm_backend_core.compilation_log import DelegateRecord
 
     Array = np.ndarray[Any, Any]
 
@@ -187,7 +187,7 @@ class EthosUDelegate:
         """Set all bytes of a variable."""
         self._stream.fill(tensor, value)
 
-    def measure(self, arrays: Sequence[Array], record: Delegate | None = None) -> EthosUStatistics:
+    def measure(self, arrays: Sequence[Array], record: DelegateRecord | None = None) -> EthosUStatistics:
         """Execute once with the access checker, and return statistics. The checker stays on for later executions.
 
         Args:

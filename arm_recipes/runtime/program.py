@@ -28,7 +28,7 @@ from arm_recipes.runtime.shape_variants import Pad, StoredShapeVariants
 from arm_recipes.runtime.signature import Signature, Value, read_shape_variants, read_signature, verify_checksum
 
 if TYPE_CHECKING:
-    from arm_backend_core.compilation_log import Delegate
+    from arm_backend_core.compilation_log import DelegateRecord
     from arm_recipes.runtime.trace import TracedOperation
 
 #: This package's backends whose payload is compiled from a TOSA graph. ``ethos-u`` is the operator of TFLite models
@@ -77,7 +77,7 @@ class Program:
         self.content = content
         self.shape_variants = read_shape_variants(self.content)
         self.reference: Program | None = None
-        self.records: Mapping[bytes, Delegate] = {}
+        self.records: Mapping[bytes, DelegateRecord] = {}
         self.data = data
         self._signatures = signatures
         self._lock = threading.Lock()

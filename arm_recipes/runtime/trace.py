@@ -12,7 +12,7 @@ from arm_recipes.runtime.ethosu import EthosUDelegate, EthosUOperation
 if TYPE_CHECKING:
     import torch
 
-    from arm_backend_core.compilation_log import Delegate
+    from arm_backend_core.compilation_log import DelegateRecord
     from arm_recipes.runtime.host_backends import Execution
 
 
@@ -55,7 +55,9 @@ class TracedOperation:
         return (self.integers.double() - self.zero_point).float() * self.scale
 
 
-def trace_delegate(delegate_index: int, execution: Execution, record: Delegate | None) -> Iterator[TracedOperation]:
+def trace_delegate(
+    delegate_index: int, execution: Execution, record: DelegateRecord | None
+) -> Iterator[TracedOperation]:
     """Execute a delegate again, and yield its operations. Yields nothing for targets other than Ethos-U."""
     import torch
 
@@ -83,7 +85,7 @@ def trace_delegate(delegate_index: int, execution: Execution, record: Delegate |
 
 
 def _output_quantization(
-    delegate: EthosUDelegate, operation: EthosUOperation, record: Delegate | None
+    delegate: EthosUDelegate, operation: EthosUOperation, record: DelegateRecord | None
 ) -> tuple[float | None, int | None]:
     """Scale and zero point of the delegate output that an operation wrote completely, or (None, None)."""
     for tensor, io in zip(delegate.outputs, record.outputs if record is not None else (), strict=False):

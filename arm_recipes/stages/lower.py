@@ -106,11 +106,11 @@ def _delegate_methods(partitioner: Any, programs: Mapping[str, ExportedProgram])
     def delegate_with(candidate: Any) -> dict[str, ExportedProgram]:
         return {method: candidate.transform_for_pre_decomposition(program) for method, program in programs.items()}
 
-    log = compilation_log.current()
+    log = compilation_log.current_log()
     if not getattr(partitioner.compile_spec, "search_alternatives", False):
         return delegate_with(partitioner)
     try:
-        with compilation_log.record() as attempt_log:
+        with compilation_log.open_log() as attempt_log:
             delegated = delegate_with(partitioner)
     except CompileError as error:
         fallback = copy.copy(partitioner)
@@ -123,7 +123,7 @@ def _delegate_methods(partitioner: Any, programs: Mapping[str, ExportedProgram])
         log.notes.append(f"search_alternatives is disabled, because Vela fails on the alternatives: {error.reason}")
         return delegated
     log.delegates += attempt_log.delegates
-    log.rejected += attempt_log.rejected
+    log.refused_operators += attempt_log.refused_operators
     log.notes += attempt_log.notes
     return delegated
 

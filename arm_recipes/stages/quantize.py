@@ -251,10 +251,10 @@ class FastQuantizeStage(QuantizeStage):
         from arm_backend_core.aten.constant_folding import fold_constant_weights_of_program
         from arm_backend_core.program import copy_program
         from arm_backend_core.quantization.algorithms.cross_layer_equalization import equalize
-        from arm_backend_core.quantization.cross_method_observers import share_observers
+        from arm_backend_core.quantization.cross_method_observers import share_observers_across_methods
         from arm_backend_core.quantization.diagnostics.calibration_coverage import find_coverage_problems
         from arm_backend_core.quantization.ptq import SharedTensors
-        from arm_backend_core.quantization.state_observers import StateProbe
+        from arm_backend_core.quantization.state_observers import InterleavedCalibration
 
         for program in programs.values():
             fold_constant_weights_of_program(program)
@@ -272,19 +272,19 @@ class FastQuantizeStage(QuantizeStage):
             for method, program in programs.items()
         }
         if len(observed) > 1:
-            share_observers(observed, models)
+            share_observers_across_methods(observed, models)
         corrections = [] if is_trained else _create_corrections(list(observed.values()), algorithms)
-        probe = StateProbe({method: (model, examples[method]) for method, model in observed.items()})
+        interleaved = InterleavedCalibration({method: (model, examples[method]) for method, model in observed.items()})
         for method, model in observed.items():
             self.calibrate(
-                method, model, examples[method], partial(probe.run, method) if not is_single_method else None
+                method, model, examples[method], partial(interleaved.run, method) if not is_single_method else None
             )
         for model in observed.values() if not is_trained else ():
             model.concat_scales.apply()
         for correction in corrections:
             correction.apply()
         observers = (observer for model in observed.values() for observer in model.observers.values())
-        compilation_log.current().notes += find_coverage_problems(observers)
+        compilation_log.current_log().notes += find_coverage_problems(observers)
         quantized = {}
         for method, model in observed.items():
             quantized[method] = model.convert(partial(self._measure_sqnr, method))

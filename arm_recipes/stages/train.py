@@ -146,7 +146,7 @@ class FakeQuantizedModel(torch.nn.Module):
     def apply_ranges(self, observed: ObservedProgram) -> None:
         """Set the trained ranges in a calibrated program."""
         self._apply_concat_choices(observed)
-        compilation_log.current().notes.append(
+        compilation_log.current_log().notes.append(
             f"weights and ranges were trained for {self.steps} training steps with fake quantization"
         )
         observed.finish_calibration()  # before setting the ranges: later observations would change them

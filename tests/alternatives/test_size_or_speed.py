@@ -191,7 +191,7 @@ def test_vela_fails_on_one_of_two_goals(
     assert compiled()[1] is small
 
 
-def _with_invalid_options(configuration: vela.Configuration) -> vela.Configuration:
+def _with_invalid_options(configuration: vela.VelaConfiguration) -> vela.VelaConfiguration:
     from dataclasses import replace
 
     return replace(configuration, options="[scheduler]\noptimize=Beauty\n")

@@ -110,7 +110,7 @@ def _largest_step(program: ExportedProgram) -> float:
 def test_a_branch_is_calibrated_by_the_samples_that_take_it() -> None:
     """The logarithm of a negative number would end calibration."""
     model = runner.Case("guarded", _guarded, ()).module()
-    with compilation_log.record() as log:
+    with compilation_log.open_log() as log:
         program = _quantized(model, [(torch.linspace(0.5, 1, 5),), (torch.linspace(-0.5, 1, 5),)])
     assert _largest_step(program) < 0.1
     assert not log.notes
@@ -121,7 +121,7 @@ def test_a_branch_is_calibrated_by_the_samples_that_take_it() -> None:
 
 def test_a_branch_that_no_sample_takes_is_noted() -> None:
     model = runner.Case("guarded", _guarded, ()).module()
-    with compilation_log.record() as log:
+    with compilation_log.open_log() as log:
         program = _quantized(model, [(torch.linspace(-0.5, 1, 5) ** 2,)])
     (note,) = log.notes
     assert "no calibration sample takes the second branch of a torch.cond" in note

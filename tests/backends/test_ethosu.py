@@ -375,7 +375,7 @@ def test_timeout() -> None:
 def test_release_of_vela(version: str, release: vela.Release, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vela, "_version_of", lambda package: version)
     assert vela.installed_release() == release
-    assert EthosUCompileSpec("ethos-u55-128").target.vela == release
+    assert EthosUCompileSpec("ethos-u55-128").target.vela_release == release
 
 
 @pytest.mark.parametrize("version", ["4.5.0", "5.0.0", "5.3.0", "6.1.0", "5.10.0", "5.3rc1", "5"])
@@ -409,6 +409,6 @@ def test_missing_vela(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ArmBackendError, match=r"cannot be imported.*pip install 'arm-recipes\[ethosu\]'"):
             EthosUCompileSpec("ethos-u55-128", extra_flags=[])
         with pytest.raises(ArmBackendError, match=r"cannot be imported.*pip install 'arm-recipes\[ethosu\]'"):
-            vela.configure(())
+            vela.parse_command_line(())
     finally:
         worker.close()

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from arm_backend_core.backends.ethosu_commands import decode_commands, encode_command, is_u85, pack_stream
+from arm_backend_core.backends.ethosu_commands import decode_commands, encode_command, is_u85, pack_command_stream
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.workers import vela
 from tests.backends.tosa_programs import conv2d
@@ -28,7 +28,7 @@ def test_encoder_inverts_decoder(accelerator: str, flags: tuple[str, ...]) -> No
     stream = _compile_stream(accelerator, flags)
     assert is_u85(stream) == accelerator.startswith("ethos-u85")
     words = itertools.chain.from_iterable(encode_command(number, value) for _, number, value in decode_commands(stream))
-    assert pack_stream(stream, list(words)) == stream
+    assert pack_command_stream(stream, list(words)) == stream
 
 
 @pytest.mark.parametrize("product", [3, 15])

@@ -14,8 +14,9 @@ from arm_backend_core.backends.ethosu import compile_ethosu
 from arm_backend_core.backends.ethosu_accesses import MemoryAccess
 from arm_backend_core.backends.ethosu_commands import decode_commands
 from arm_backend_core.backends.ethosu_liveness import Liveness, _merge_ranges, analyze_liveness
-from arm_backend_core.backends.ethosu_prefetch_plan import Costs, PrefetchPlanner, Rates, Slot, WeightCopy
-from arm_backend_core.backends.payload import Payload, VelaEstimates
+from arm_backend_core.backends.ethosu_prefetch_plan import Costs, CyclesPerByte, PrefetchPlanner, Slot, WeightCopy
+from arm_backend_core.backends.payload import Payload
+from arm_backend_core.backends.vela_estimates import VelaEstimates
 from arm_backend_core.backends.vela_tables import WEIGHT_COPY_USAGE
 from arm_backend_core.dtype import DType
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
@@ -199,7 +200,7 @@ def test_equal_orders_of_weights_are_placed_once(monkeypatch: pytest.MonkeyPatch
     reads = [Slot((i,), None, Costs(cost, 1_000, cost, 0), 0, ((0, 4_096),)) for i, cost in enumerate((9_000, 30_000))]
     compute = Slot((0,), None, Costs(50_000, 50_000, 0, 0), 0)
     slots = [compute, reads[0], compute, reads[1]]
-    planner = PrefetchPlanner(slots, np.zeros((4, 1_024), bool), 16, Rates(1.0, 1 / 8))
+    planner = PrefetchPlanner(slots, np.zeros((4, 1_024), bool), 16, CyclesPerByte(1.0, 1 / 8))
     assert {copy.reader for copy in planner.choose_copies()} == {1, 3}
     assert len(orders) == len(set(orders)) == 2
 

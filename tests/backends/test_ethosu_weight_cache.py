@@ -11,7 +11,8 @@ import pytest
 
 from arm_backend_core.backends import ethosu, ethosu_weight_cache
 from arm_backend_core.backends.ethosu import compile_ethosu
-from arm_backend_core.backends.payload import Payload, VelaEstimates
+from arm_backend_core.backends.payload import Payload
+from arm_backend_core.backends.vela_estimates import VelaEstimates
 from arm_backend_core.dtype import DType
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.tosa import reference_model

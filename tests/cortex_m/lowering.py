@@ -95,7 +95,7 @@ class Lowered:
     @property
     def reasons(self) -> list[str]:
         """Operators that stayed in floating point, with the reason."""
-        return [f"{rejection.operator}: {rejection.reason}" for rejection in self.log.rejected]
+        return [f"{refused.operator}: {refused.reason}" for refused in self.log.refused_operators]
 
     def float_operators(self) -> list[str]:
         """Operators that compute with floating-point numbers; casts of the program's inputs and outputs are none."""
@@ -129,7 +129,7 @@ class Lowered:
             inputs: inputs of the program.
             steps: allowed difference, in steps of the output.
         """
-        assert not self.log.rejected, self.reasons
+        assert not self.log.refused_operators, self.reasons
         assert not self.float_operators()
         check_steps(self.run(inputs), _run(self.quantized, inputs), output_scales(self.quantized), steps)
 
@@ -174,7 +174,7 @@ def quantize(case: Case) -> ExportedProgram:
 
 def lower(program: ExportedProgram, isa: str = "mve") -> Lowered:
     """Lower a quantized program to kernels."""
-    with compilation_log.record() as log:
+    with compilation_log.open_log() as log:
         return Lowered(program, delegate(program, CortexMCompileSpec(CPUS[isa], isa)), log, Isa(isa))
 
 

@@ -260,7 +260,7 @@ def test_a_model_without_npu_operators_is_a_row_with_the_reason() -> None:
 def test_a_failure_of_vela_is_a_row_and_is_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     compiled = vela.compile_tosa
 
-    def crashing(flatbuffer: bytes, configuration: vela.Configuration, timeout: float | None) -> Any:
+    def crashing(flatbuffer: bytes, configuration: vela.VelaConfiguration, timeout: float | None) -> Any:
         if "memory_mode_name=Shared_Sram" in configuration.system_config and configuration.accelerator == "EthosU55":
             raise WorkerDied("crashed with SIGSEGV", "")
         return compiled(flatbuffer, configuration, timeout)

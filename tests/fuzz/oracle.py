@@ -251,7 +251,7 @@ def compile_program(model: nn.Module, samples: Sequence[tuple[Tensor, ...]], tar
         if TARGETS[target].int16_activations is not None:
             int16_activations = bool(TARGETS[target].int16_activations)
             captured = quantize_program(captured, samples, compile_spec(target), int16_activations=int16_activations)
-        with compilation_log.record() as log:
+        with compilation_log.open_log() as log:
             program = delegate(captured, compile_spec(target))
     except ModelError as error:
         raise Undefined(f"{type(error).__name__}: {str(error)[:80]}") from error
@@ -326,7 +326,7 @@ def check(
         if first.contents != second.contents:
             raise Failure("unstable", "two exports differ")
     outcome = Outcome(first.count_delegated())
-    for refused in first.log.rejected:
+    for refused in first.log.refused_operators:
         if not refused.reason.strip():
             raise Failure("crashed", f"{refused.operator} is refused without a reason")
         outcome.refused[refused.operator, refused.reason] += 1

@@ -43,5 +43,5 @@ def test_derived_configurations_are_those_of_the_command_line(target: str, flags
 def test_derived_specs_do_not_ask_vela(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = EthosUCompileSpec("ethos-u85-256", optimise="auto")
     assert spec.configuration
-    monkeypatch.setattr(vela, "configure", lambda argv: pytest.fail("an answer takes 10 ms"))
+    monkeypatch.setattr(vela, "parse_command_line", lambda argv: pytest.fail("an answer takes 10 ms"))
     assert limit_arena(optimise_for_size(spec), 4096).configuration.arena_cache_size == 4096

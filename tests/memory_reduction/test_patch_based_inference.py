@@ -12,7 +12,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.memory_reduction.patch_based_inference import (
     Area,
     IndexRange,
-    Stage,
+    PatchStage,
     count_recomputed_work,
     match_stage,
     rewrite_to_patches,
@@ -96,7 +96,7 @@ def test_patches_give_bit_equal_results(
     graph, result = _graph(target, build, shape)
     patched = copy_graph(graph)
     stage = match_stage(patched, patched.ops[_position(graph, result)].output)
-    assert isinstance(stage, Stage), stage
+    assert isinstance(stage, PatchStage), stage
     patches = split_image(stage.result, *grid)
     assert count_recomputed_work(stage, patches) > 0
     rewrite_to_patches(patched, target, stage, patches)
@@ -140,7 +140,7 @@ def test_a_value_that_is_read_later_is_not_inside_a_stage(target: Target) -> Non
     stage = match_stage(graph, second)
     assert isinstance(stage, str)
     assert "is also read after the stage" in stage
-    assert isinstance(match_stage(graph, first), Stage)
+    assert isinstance(match_stage(graph, first), PatchStage)
 
 
 def test_grids_cover_the_image() -> None:

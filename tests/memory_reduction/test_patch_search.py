@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.memory_reduction import patch_search
-from arm_backend_core.memory_reduction.patch_search import Candidate, list_candidates, save_graph_for_patches
+from arm_backend_core.memory_reduction.patch_search import PatchCandidate, list_candidates, make_graph_saving_pass
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec, TosaCompileSpec
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Value
@@ -101,13 +101,13 @@ def test_a_grid_has_no_more_patches_than_rows_and_columns() -> None:
 def test_the_graph_is_kept_only_if_patches_may_help(budget: int | None, goal: str, keeps: int) -> None:
     spec, graph = EthosUCompileSpec("ethos-u55-128", optimise=goal), _chain(2)
     spec.sram_budget = budget
-    choose, kept = save_graph_for_patches(spec, lambda graph, target: None)
+    choose, kept = make_graph_saving_pass(spec, lambda graph, target: None)
     choose(graph, spec.target)
     assert [len(copied.ops) for copied in kept] == [len(graph.ops)] * keeps
-    assert not save_graph_for_patches(TosaCompileSpec(), choose)[1]
+    assert not make_graph_saving_pass(TosaCompileSpec(), choose)[1]
 
 
 def test_a_candidate_names_its_layers() -> None:
-    text = patch_search._describe(_chain(1, 2), Candidate(3, (2, 2), 0.031))
+    text = patch_search._describe(_chain(1, 2), PatchCandidate(3, (2, 2), 0.031))
     assert text.startswith("computed in 2 x 2 patches up to '")
     assert text.endswith("which repeats 3.1% of the work")

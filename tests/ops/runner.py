@@ -157,7 +157,7 @@ class Lowered:
 
     def check_delegated(self) -> None:
         """Assert that there is one delegate, and only boundary operators on the CPU."""
-        assert not self.log.rejected, self.log.rejected
+        assert not self.log.refused_operators, self.log.refused_operators
         assert len(self.log.delegates) == 1, [d.operators for d in self.log.delegates]
         for node in self.program.graph_module.graph.nodes:
             name = str(getattr(node.target, "__name__", node.target))
@@ -165,13 +165,13 @@ class Lowered:
 
     def check_refused(self, pattern: str) -> None:
         """Assert that an operator was refused with a matching reason."""
-        reasons = [f"{r.operator}: {r.reason}" for r in self.log.rejected]
+        reasons = [f"{r.operator}: {r.reason}" for r in self.log.refused_operators]
         assert any(re.search(pattern, reason) for reason in reasons), f"'{pattern}' not in {reasons}"
 
 
 def lower(program: ExportedProgram, target: str | ArmCompileSpec) -> Lowered:
     """Delegate a copy of ``program``."""
-    with compilation_log.record() as log:
+    with compilation_log.open_log() as log:
         return Lowered(delegate(program, spec(target) if isinstance(target, str) else target), log)
 
 

@@ -16,7 +16,7 @@ from arm_backend_core.delegate import delegate
 from arm_backend_core.errors import CompileError, FullDelegationError, ModelError
 from arm_backend_core.ops.catalog import aten_records
 from arm_backend_core.ops.registry import op
-from arm_backend_core.selection import select
+from arm_backend_core.selection import select_operators
 from tests.ops import runner
 from tests.ops.runner import Case, Input, dequantize_rows, qdq
 
@@ -24,7 +24,7 @@ X = Input((1, 4, 8, 8))
 
 
 def _reasons(program: torch.export.ExportedProgram, target: str) -> str:
-    return "\n".join(f"{r.operator}: {r.reason}" for r in runner.lower(program, target).log.rejected)
+    return "\n".join(f"{r.operator}: {r.reason}" for r in runner.lower(program, target).log.refused_operators)
 
 
 _FLOAT: dict[str, tuple[Callable[..., Any], Sequence[Input], str]] = {
@@ -247,7 +247,7 @@ def test_refusals_of_quantized_graphs(name: str) -> None:
     case = Case(name, function, inputs)
     program = runner.export(case.module(), case.sample())
     lowered = runner.lower(program, "mixed")
-    assert reason in "\n".join(f"{r.operator}: {r.reason}" for r in lowered.log.rejected)
+    assert reason in "\n".join(f"{r.operator}: {r.reason}" for r in lowered.log.refused_operators)
     expected = runner.flat(case.module()(*case.sample()))
     for ours, theirs in zip(lowered.run(case.sample()), expected, strict=True):  # the other operators are correct
         torch.testing.assert_close(ours, theirs)
@@ -272,7 +272,7 @@ def test_refusals_of_boundary_operators(function: Callable[..., Any], inputs: Se
     """The report lists no boundary operators, so that the reason is read from the selection."""
     case = Case("boundary", function, inputs)
     program = runner.export(case.module(), case.sample())
-    refusals = select(program, runner.spec("int").target, []).refusals
+    refusals = select_operators(program, runner.spec("int").target, []).refusals
     assert any(reason in refusal.reason for refusal in refusals.values()), refusals
 
 
@@ -294,9 +294,9 @@ def test_dynamic_shapes_are_refused() -> None:
 
 def test_keep_on_cpu_is_a_reason() -> None:
     program = runner.export(nn.Linear(4, 3).eval(), (torch.randn(2, 4),))
-    with compilation_log.record() as log:
+    with compilation_log.open_log() as log:
         delegate(program, runner.spec("fp"), keep_on_cpu=[lambda node: "linear" in node.name])
-    assert [r.reason for r in log.rejected] == ["kept on the CPU as asked"]
+    assert [r.reason for r in log.refused_operators] == ["kept on the CPU as asked"]
 
 
 def test_an_exception_of_a_pass_names_the_delegate(monkeypatch: pytest.MonkeyPatch) -> None:

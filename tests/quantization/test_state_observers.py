@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torchao.quantization.pt2e.observer import FixedQParamsObserver
 
 from arm_backend_core.quantization import TOSAQuantizer, get_symmetric_quantization_config
-from arm_backend_core.quantization.cross_method_observers import share_observers
+from arm_backend_core.quantization.cross_method_observers import share_observers_across_methods
 from arm_backend_core.quantization.observer import FixedRangeObserver
 from arm_backend_core.quantization.ptq import ObservedProgram, SharedTensors
-from arm_backend_core.quantization.state_observers import StateProbe
+from arm_backend_core.quantization.state_observers import InterleavedCalibration
 from tests.ops.runner import spec
 
 
@@ -54,7 +54,7 @@ def _observe(*how: str) -> dict[str, tuple[ObservedProgram, Any]]:
         program = torch.export.export(model, (torch.ones(4),))
         observed = ObservedProgram(program, TOSAQuantizer(spec("int")).set_global(config), common)
         methods[name] = observed, program
-    share_observers({name: observed for name, (observed, _) in methods.items()}, models)
+    share_observers_across_methods({name: observed for name, (observed, _) in methods.items()}, models)
     return methods
 
 
@@ -92,17 +92,17 @@ def test_a_fixed_range_yields_to_values_beyond_it(largest: float, fixed: bool) -
     assert float(scale) * (127 - int(zero_point)) == pytest.approx(largest if not fixed else 127 / 128, abs=0.02)
 
 
-def test_the_probe_runs_methods_with_less_influence_and_restores_the_state() -> None:
+def test_interleaved_calibration_runs_methods_with_less_influence_and_restores_the_state() -> None:
     methods = _observe("network", "clear", "own")
-    probe = StateProbe({name: (model, [(torch.ones(4),)]) for name, (model, _) in methods.items()})
+    interleaved = InterleavedCalibration({name: (model, [(torch.ones(4),)]) for name, (model, _) in methods.items()})
     model, _ = methods["network"]
     model(torch.ones(4))
     (state,) = model._shared.states.values()
     before = state.clone()
     assert before.any()
-    probe.run("network")
+    interleaved.run("network")
     assert torch.equal(state, before)
     assert [model.sample_count for model, _ in methods.values()] == [1, 1, 1]
-    probe.run("clear")
-    probe.run("own")
+    interleaved.run("clear")
+    interleaved.run("own")
     assert [model.sample_count for model, _ in methods.values()] == [1, 1, 2]

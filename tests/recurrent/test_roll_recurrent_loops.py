@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from arm_backend_core.errors import FullDelegationError
-from arm_backend_core.recurrent.roll_recurrent_loops import steps_per_call
+from arm_backend_core.recurrent.roll_recurrent_loops import choose_steps_per_call
 from arm_recipes import ArmRecipeType, ExportResult, export, load
 from tests.models.keyword_spotter import KeywordSpotter
 from tests.small_models import Samples
@@ -289,19 +289,19 @@ def test_long_layers_are_rolled_by_default() -> None:
     [(64, "auto", 64), (100, "auto", 25), (96, "auto", 24), (1000, "auto", 25), (49, 7, 7), (5, 7, 5), (9, None, 9)],
 )
 def test_steps_per_call(total: int, wanted: int | str | None, count: int) -> None:
-    assert steps_per_call(total, wanted) == count
+    assert choose_steps_per_call(total, wanted) == count
 
 
 @pytest.mark.parametrize(
     ("total", "of_all", "count"), [(49, 256, 49), (49, 260, 7), (32, 1400, 8), (14, 1400, 7), (6, 999, 6)]
 )
 def test_steps_per_call_with_many_steps_in_all_layers(total: int, of_all: int, count: int) -> None:
-    assert steps_per_call(total, "auto", of_all) == count
+    assert choose_steps_per_call(total, "auto", of_all) == count
 
 
 def test_prime_numbers_of_steps_need_little_padding() -> None:
     for total in (67, 101, 997):
-        count = steps_per_call(total, "auto")
+        count = choose_steps_per_call(total, "auto")
         assert -total % count <= 3, count
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from arm_backend_core.compilation_log import Delegate
+from arm_backend_core.compilation_log import DelegateRecord
 from arm_recipes.comparison.accuracy import Accuracy
 from arm_recipes.comparison.result import Comparison
 from arm_recipes.report.context import ExportContext
@@ -36,7 +36,7 @@ def test_fast_has_time_cycles_and_omitted_costs() -> None:
 
 
 def test_fast_shows_the_slowest_method() -> None:
-    slow: Delegate = replace(DELEGATE, vela=replace(VELA, inference_seconds=2e-3))
+    slow: DelegateRecord = replace(DELEGATE, vela=replace(VELA, inference_seconds=2e-3))
     report = replace(REPORT, methods=(METHOD, replace(METHOD, name="prefill", delegates=(slow,))))
     figure, details = _answers(report, ExportContext())["Fast?"]
     assert figure == "2.000 ms"

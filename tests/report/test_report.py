@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from arm_backend_core.backends.payload import VelaEstimates
-from arm_backend_core.compilation_log import BoundaryTensor, Delegate
+from arm_backend_core.backends.vela_estimates import VelaEstimates
+from arm_backend_core.compilation_log import BoundaryTensor, DelegateRecord
 from arm_recipes._internal.rendering import BAR_CHARACTERS, Renderable, Section, format_bytes
 from arm_recipes.report.costs import constants_row
 from arm_recipes.report.record import MethodReport, Quantization
@@ -42,7 +42,7 @@ VELA = VelaEstimates(
     system_config="Sys",
     memory_mode="Mode",
 )
-DELEGATE = Delegate(
+DELEGATE = DelegateRecord(
     name="arm_0",
     backend="EthosUBackend",
     operators=("aten.conv2d.default", "aten.relu.default"),

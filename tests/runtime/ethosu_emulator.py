@@ -91,7 +91,7 @@ class Emulator:
             for data, result in zip(written, results, strict=True)
         ]
 
-    def matches_reference_model(self, delegate: compilation_log.Delegate, payload: bytes) -> bool:
+    def matches_reference_model(self, delegate: compilation_log.DelegateRecord, payload: bytes) -> bool:
         """Whether program and TOSA reference model give equal results for random inputs."""
         inputs = random_inputs(delegate, seed=0)
         expected = reference_model.run(delegate.tosa, inputs)
@@ -99,7 +99,7 @@ class Emulator:
         return all(np.array_equal(ours, theirs) for ours, theirs in zip(results, expected, strict=True))
 
 
-def delegates_with_payloads(lowered: Lowered) -> list[tuple[compilation_log.Delegate, bytes]]:
+def delegates_with_payloads(lowered: Lowered) -> list[tuple[compilation_log.DelegateRecord, bytes]]:
     """List the delegates of a lowered program, each with its payload."""
     by_checksum = {zlib.crc32(payload).to_bytes(4, "little"): payload for payload in payloads(lowered.program)}
     return [(delegate, by_checksum[delegate.checksum]) for delegate in lowered.log.delegates]
@@ -113,7 +113,7 @@ def payloads(program: ExportedProgram) -> Iterator[bytes]:
             yield modules[node.args[0].target].processed_bytes
 
 
-def random_inputs(delegate: compilation_log.Delegate, seed: int) -> list[Array]:
+def random_inputs(delegate: compilation_log.DelegateRecord, seed: int) -> list[Array]:
     """Draw inputs from the whole range of the element types, not only the calibrated range; int32 (indices): 0, 1."""
     generator = np.random.default_rng(seed)
     arrays = []

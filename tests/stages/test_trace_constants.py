@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from arm_backend_core.recurrent.recurrent_ops import TRACED_LAYERS
+from arm_backend_core.recurrent.recurrent_ops import RECURRENT_OPS
 from arm_recipes import ArmRecipeType, ExportError, ExportRecipe, export
 from arm_recipes.samples.call_inputs import Inputs
 from arm_recipes.stages.capture.capture import Capture
@@ -164,7 +164,7 @@ def test_steps_of_recurrent_layers_are_not_traced(layer: Callable[..., nn.Module
 
     model, x, state = Model().eval(), torch.randn(2, 4, 6), torch.randn(2 if batch_first else 4, 2, 5).transpose(0, 1)
     program = Capture(strict=False)("forward", model, Inputs(x, state))
-    (call,) = [node for node in program.graph.nodes if node.target in TRACED_LAYERS]
+    (call,) = [node for node in program.graph.nodes if node.target in RECURRENT_OPS]
     traced, known = pytree.tree_leaves(call.meta["val"]), pytree.tree_leaves(model(x, state))
     assert [(x.shape, x.stride(), x.dtype) for x in traced] == [(x.shape, x.stride(), x.dtype) for x in known]
 
@@ -173,7 +173,7 @@ def test_overlapping_contexts_restore_pytorchs_kernels() -> None:
     first, second = trace_recurrent_layers_by_shape(), trace_recurrent_layers_by_shape()
     for context in (first, second):
         context.__enter__()
-    assert all(dict(layer.py_kernels) != kernels for layer, kernels in TRACED_LAYERS.items())
+    assert all(dict(layer.py_kernels) != kernels for layer, kernels in RECURRENT_OPS.items())
     for context in (first, second):
         context.__exit__(None, None, None)
-    assert all(dict(layer.py_kernels) == kernels for layer, kernels in TRACED_LAYERS.items())
+    assert all(dict(layer.py_kernels) == kernels for layer, kernels in RECURRENT_OPS.items())

@@ -65,8 +65,8 @@ def test_defaults_per_family(target: str, system_config: str, memory_mode: str) 
     spec = EthosUCompileSpec(target)
     assert (spec.system_config, spec.memory_mode) == (system_config, memory_mode)
     assert spec.target.family == target.rpartition("-")[0]
-    assert spec.target.integer
-    assert not spec.target.floating
+    assert spec.target.has_int_profile
+    assert not spec.target.has_fp_profile
     assert {"int16", "int4"} <= spec.target.extensions
 
 
@@ -78,7 +78,7 @@ def test_every_npu_of_vela_is_accepted_with_its_defaults() -> None:
         spec = EthosUCompileSpec(npu.name.upper())
         assert spec.accelerator == npu.name
         assert spec.configuration.core_clock > 0  # Vela accepts the defaults, which the constructor does not check
-        assert spec.configuration == vela_config.configure(
+        assert spec.configuration == vela_config.resolve_configuration(
             npu, spec.system_config, spec.memory_mode, spec.extra_flags, spec.config_ini
         )
 

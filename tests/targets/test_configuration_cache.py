@@ -17,13 +17,13 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ..
     """The command lines that Vela parses; the cache is empty at first."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     found: list[tuple[str, ...]] = []
-    parse = vela.configure
+    parse = vela.parse_command_line
 
-    def record(argv: tuple[str, ...]) -> vela.Configuration:
+    def record(argv: tuple[str, ...]) -> vela.VelaConfiguration:
         found.append(argv)
         return parse(argv)
 
-    monkeypatch.setattr(vela, "configure", record)
+    monkeypatch.setattr(vela, "parse_command_line", record)
     return found
 
 

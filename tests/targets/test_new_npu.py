@@ -15,9 +15,9 @@ from arm_backend_core.targets.target import Target
 
 NPU = Hardware(
     unsupported=frozenset({"TANH"}),
-    types={"MAX_POOL2D": (DType.INT8,)},
+    first_operand_types={"MAX_POOL2D": (DType.INT8,)},
     limits={"MATMUL": lambda op: "more than 4 columns" if op.inputs[1].shape[2] > 4 else None},
-    npu=True,
+    is_npu=True,
     macs_per_result=32,
 )
 
@@ -50,9 +50,9 @@ class _Layer(nn.Module):
 def test_hardware_entry_decides_what_is_delegated(npu: TosaCompileSpec, columns: int, refused: dict[str, str]) -> None:
     samples = torch.ones(2, 3, 3), torch.ones(2, 3, columns)
     program = torch.export.export(_Layer(columns).eval(), samples)
-    with compilation_log.record() as log:
+    with compilation_log.open_log() as log:
         delegate(program, npu)
-    found = {rejected.operator: rejected.reason for rejected in log.rejected}
+    found = {refused.operator: refused.reason for refused in log.refused_operators}
     assert found.keys() == refused.keys()
     assert all(refused[operator] in reason for operator, reason in found.items())
 

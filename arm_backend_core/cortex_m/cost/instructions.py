@@ -46,9 +46,9 @@ GENERIC_DEPTHWISE_PRODUCT_BY_FOUR = Counts(13.3, 6.7, 7, 7)
 
 # -- transposed convolution that adds each input to its results: per product, per tap of a result channel (MVE: for each
 #    vector of inputs), per result
-TRANSPOSED_PRODUCT = Counts(7.9, 3.6, 2.44, 0)
-TRANSPOSED_TAP = Counts(19.5, 14.1, 12.4, 22)
-TRANSPOSED_RESULT = Counts(109, 45, 46, 15)
+TRANSPOSE_CONV_PRODUCT = Counts(7.9, 3.6, 2.44, 0)
+TRANSPOSE_CONV_TAP = Counts(19.5, 14.1, 12.4, 22)
+TRANSPOSE_CONV_RESULT = Counts(109, 45, 46, 15)
 
 # -- per element
 ADD = Counts(236, 84, 81, 13.8)
@@ -78,7 +78,7 @@ COPY = Counts(0.85, 0.56, 0.56, 0.2)
 COPY_RUN = Counts(55, 31, 31, 33.5)
 PAD_ROW = Counts(120, 90, 90, 25)
 
-# -- casts: per element
+# -- quantize and dequantize: per element
 QUANTIZE_WITH_FPU, QUANTIZE_WITHOUT_FPU = Counts(40, 40, 40, 2), Counts(257, 142, 142, 142)
 DEQUANTIZE_WITH_FPU, DEQUANTIZE_WITHOUT_FPU = Counts(8, 8, 8, 1.5), Counts(172, 64, 64, 64)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from arm_backend_core.cortex_m.catalog import KERNELS, find_kernel
 from arm_backend_core.cortex_m.cost import instructions as per
-from arm_backend_core.cortex_m.cost.processors import Code, Counts, code_of, has_fpu
+from arm_backend_core.cortex_m.cost.processors import CodeVariant, Counts, code_variant_of, has_fpu
 from arm_backend_core.cortex_m.cost.work import Work
 from arm_backend_core.cortex_m.kernels.registry import Shape
 from arm_backend_core.targets.cortex_m import Processor
@@ -30,7 +30,7 @@ class Call:
         arguments: arguments of the kernel, shapes in the place of tensors.
     """
 
-    code: Code
+    code: CodeVariant
     fpu: bool
     result: Shape
     arguments: Sequence[Any]
@@ -75,13 +75,13 @@ def kernel_work(name: str, processor: Processor, arguments: Sequence[Any]) -> Wo
     nhwc_arguments = list(arguments)
     if f"{base}_nhwc" in KERNELS and not name.endswith("_nhwc"):
         result, nhwc_arguments[0] = ([shape[axis] for axis in _TO_NHWC] for shape in (result, arguments[0]))
-    work = function(Call(code_of(processor), has_fpu(processor), result, nhwc_arguments))
+    work = function(Call(code_variant_of(processor), has_fpu(processor), result, nhwc_arguments))
     return Work(work.macs, work.instructions + per.CALL)
 
 
-def _inner_product_steps(code: Code, depth: int) -> int:
+def _inner_product_steps(code: CodeVariant, depth: int) -> int:
     """Number of steps of an inner product of ``depth`` terms: MVE code computes a vector of products in each."""
-    return -(-depth // per.MVE_LANES) if code is Code.MVE else depth
+    return -(-depth // per.MVE_LANES) if code is CodeVariant.MVE else depth
 
 
 def _matrix_product(call: Call, pixels: int, depth: int, channels: int, product: Counts) -> float:
@@ -117,13 +117,13 @@ def _depthwise(call: Call) -> Work:
     batch, *size, channels = call.result
     taps, pixels, results = math.prod(weight[1:3]), batch * math.prod(size), call.elements
     macs = results * taps
-    if call.code is Code.MVE and image[3] == 1 and channels > 1:
+    if call.code is CodeVariant.MVE and image[3] == 1 and channels > 1:
         return Work(macs, _convolution(call, pixels, taps, 1, channels))
     if multiplier != 1 or image[3] != channels or batch != 1 or set(dilation) != {1}:
         is_by_four = multiplier % 4 == 0
         product = per.GENERIC_DEPTHWISE_PRODUCT_BY_FOUR if is_by_four else per.GENERIC_DEPTHWISE_PRODUCT
         return Work(macs, results * call.count(per.GENERIC_DEPTHWISE_RESULT) + macs * call.count(product))
-    if call.code is not Code.MVE and tuple(weight[1:3]) == (3, 3) and max(padding) <= 1:
+    if call.code is not CodeVariant.MVE and tuple(weight[1:3]) == (3, 3) and max(padding) <= 1:
         unrolled = results * call.count(per.DEPTHWISE_3X3_RESULT) + pixels * call.count(per.DEPTHWISE_3X3_PIXEL)
         return Work(macs, unrolled)
     of_result = call.count(per.DEPTHWISE_RESULT) + taps * call.count(per.DEPTHWISE_PRODUCT)
@@ -140,13 +140,15 @@ def _transposed(call: Call) -> Work:
     if max(stride) <= 2 and inputs > 16:  # a convolution of the upsampled input (kernels/conv_scratch.py)
         return Work(macs, _convolution(call, pixels, taps, inputs, channels))
     adds = input_pixels * taps * channels * _adds_per_tap(call.code, inputs)
-    of_results = call.elements * call.count(per.TRANSPOSED_RESULT)
-    return Work(macs, macs * call.count(per.TRANSPOSED_PRODUCT) + adds * call.count(per.TRANSPOSED_TAP) + of_results)
+    of_results = call.elements * call.count(per.TRANSPOSE_CONV_RESULT)
+    return Work(
+        macs, macs * call.count(per.TRANSPOSE_CONV_PRODUCT) + adds * call.count(per.TRANSPOSE_CONV_TAP) + of_results
+    )
 
 
-def _adds_per_tap(code: Code, depth: int) -> int:
+def _adds_per_tap(code: CodeVariant, depth: int) -> int:
     """Number of times that a transposed convolution adds to a result per tap: MVE code adds once for each vector."""
-    return _inner_product_steps(code, depth) if code is Code.MVE else 1
+    return _inner_product_steps(code, depth) if code is CodeVariant.MVE else 1
 
 
 @_work("quantized_linear")

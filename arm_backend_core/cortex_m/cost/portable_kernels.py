@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from arm_backend_core.cortex_m.cost import instructions as per
-from arm_backend_core.cortex_m.cost.processors import Counts, code_of, has_fpu
+from arm_backend_core.cortex_m.cost.processors import Counts, code_variant_of, has_fpu
 from arm_backend_core.cortex_m.cost.work import Work
 from arm_backend_core.cortex_m.kernels.registry import Shape
 from arm_backend_core.targets.cortex_m import Processor
@@ -47,7 +47,7 @@ def operator_work(name: str, processor: Processor, result: Shape, operands: Sequ
     if name in _VIEWS:
         return Work(0, 0)
     if name in _COPIES:
-        return Work(0, per.CALL + written * per.COPY.of(code_of(processor)))
+        return Work(0, per.CALL + written * per.COPY.of(code_variant_of(processor)))
     if name in _MOVES:
         return Work(0, per.CALL + written * per.PORTABLE_MOVE)
     if name in _PRODUCTS and len(operands) > _PRODUCTS[name]:
@@ -65,4 +65,4 @@ def _depth(name: str, weights: Shape) -> int:
 
 
 def _choose(processor: Processor, with_fpu: float, without_fpu: Counts) -> float:
-    return with_fpu if has_fpu(processor) else without_fpu.of(code_of(processor))
+    return with_fpu if has_fpu(processor) else without_fpu.of(code_variant_of(processor))

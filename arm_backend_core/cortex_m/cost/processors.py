@@ -9,7 +9,7 @@ from enum import Enum
 from arm_backend_core.targets.cortex_m import Isa, Processor
 
 
-class Code(Enum):
+class CodeVariant(Enum):
     """Machine code of the kernels. A compiler generates one of these codes from a source file.
 
     The value is the position in ``Counts``.
@@ -34,14 +34,14 @@ class Counts:
     dsp: float
     mve: float
 
-    def of(self, code: Code) -> float:
+    def of(self, code: CodeVariant) -> float:
         """The number for ``code``."""
         return (self.baseline, self.mainline, self.dsp, self.mve)[code.value]
 
 
 #: Processors without a floating-point unit. The unit is optional on the others, which are assumed to have it.
 _WITHOUT_FPU = ("cortex-m0", "cortex-m0plus", "cortex-m3", "cortex-m23")
-#: Processors whose code is ``Code.BASELINE``.
+#: Processors whose code is ``CodeVariant.BASELINE``.
 _BASELINE = ("cortex-m0", "cortex-m0plus", "cortex-m23")
 
 #: Most int8 products per cycle, by code: one multiplication (Arm's Technical Reference Manuals; on M0, M0+ and M23,
@@ -91,11 +91,11 @@ CYCLES_PER_INSTRUCTION: Mapping[str, CyclesPerInstruction] = {
 }
 
 
-def code_of(processor: Processor) -> Code:
+def code_variant_of(processor: Processor) -> CodeVariant:
     """The machine code that a processor executes."""
     if processor.isa is Isa.SCALAR:
-        return Code.BASELINE if processor.cpu in _BASELINE else Code.MAINLINE
-    return Code.DSP if processor.isa is Isa.DSP else Code.MVE
+        return CodeVariant.BASELINE if processor.cpu in _BASELINE else CodeVariant.MAINLINE
+    return CodeVariant.DSP if processor.isa is Isa.DSP else CodeVariant.MVE
 
 
 def has_fpu(processor: Processor) -> bool:

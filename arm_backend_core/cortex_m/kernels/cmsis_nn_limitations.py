@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from arm_backend_core.cortex_m.kernels.conv_scratch import (
     DEPTHWISE_CHANNEL_BLOCK,
     ConvGeometry,
-    depthwise_bytes,
+    depthwise_scratch_bytes,
     is_upsampled,
-    split_row,
+    split_1_x_n,
 )
 from arm_backend_core.targets.cortex_m import Isa
 
@@ -23,23 +23,23 @@ _MAX_PRODUCTS = 65_535
 
 def find_convolution_limitation(isa: Isa, geometry: ConvGeometry, has_bias: bool) -> str | None:
     """Limitations of ``arm_convolve_wrapper_s8``."""
-    if not geometry.is_dense and not has_bias:
+    if not geometry.has_one_group and not has_bias:
         # arm_convolve_s8 advances the null pointer from the second group on.
         return "a convolution with groups needs a bias, which may be zero"
     if geometry.is_pointwise:
         return None
     if isa is Isa.MVE:
-        return _find_row_limitation(geometry) if geometry.is_row else None
+        return _find_1_x_n_limitation(geometry) if geometry.is_1_x_n else None
     products = geometry.kernel[0] * geometry.kernel[1] * geometry.kernel_channels
     return f"{products} products per result exceed {_MAX_PRODUCTS}" if products > _MAX_PRODUCTS else None
 
 
-def _find_row_limitation(geometry: ConvGeometry) -> str | None:
+def _find_1_x_n_limitation(geometry: ConvGeometry) -> str | None:
     """Limitations of ``arm_convolve_1_x_n_s8``, which only MVE code uses."""
     padding, stride = geometry.padding[1], geometry.stride[1]
     if 2 * padding != (geometry.output[1] - 1) * stride + geometry.kernel[1] - geometry.input[1]:
         return "the windows of a convolution of one row must end at the end of the padded row"
-    if split_row(geometry) is None:
+    if split_1_x_n(geometry) is None:
         return None
     if geometry.padding[0]:
         return "a convolution of one row must have no vertical padding"
@@ -54,7 +54,7 @@ def find_depthwise_limitation(isa: Isa, geometry: ConvGeometry, output_channels:
     if isa is Isa.SCALAR:
         return None
     if isa is Isa.DSP:
-        is_optimized = depthwise_bytes(isa, geometry, 1, output_channels) > 0
+        is_optimized = depthwise_scratch_bytes(isa, geometry, 1, output_channels) > 0
         if is_optimized and geometry.padding[0] > geometry.kernel[0]:
             # arm_depthwise_conv_s8_opt clears as many rows of its buffer as there is padding.
             return (

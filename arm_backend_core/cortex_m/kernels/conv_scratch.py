@@ -33,7 +33,7 @@ class ConvGeometry:
     kernel_channels: int
 
     @property
-    def is_dense(self) -> bool:
+    def has_one_group(self) -> bool:
         """Whether each output channel reads all input channels."""
         return self.input_channels == self.kernel_channels
 
@@ -41,13 +41,13 @@ class ConvGeometry:
     def is_pointwise(self) -> bool:
         """Whether CMSIS-NN takes it for a 1x1 convolution (``arm_nn_is_convolve_1x1``)."""
         sizes = (*self.kernel, *self.dilation)
-        return self.is_dense and set(sizes) == {1} and not any(self.padding)
+        return self.has_one_group and set(sizes) == {1} and not any(self.padding)
 
     @property
-    def is_row(self) -> bool:
+    def is_1_x_n(self) -> bool:
         """Whether CMSIS-NN takes it for a convolution of one row (``arm_nn_is_convolve_1_x_n``)."""
         is_one_row = self.input[0] == self.kernel[0] == self.dilation[1] == 1
-        return self.is_dense and is_one_row and self.stride[1] * self.input_channels % 4 == 0
+        return self.has_one_group and is_one_row and self.stride[1] * self.input_channels % 4 == 0
 
 
 def _round_up(value: int, multiple: int) -> int:
@@ -60,14 +60,14 @@ def _im2col_bytes(isa: Isa, kernel: Sequence[int], input_channels: int) -> int:
     return 4 * _round_up(column, 16) if isa is Isa.MVE else 4 * _round_up(column, 4)
 
 
-def convolution_bytes(isa: Isa, geometry: ConvGeometry) -> int:
+def convolution_scratch_bytes(isa: Isa, geometry: ConvGeometry) -> int:
     """``arm_convolve_wrapper_s8_get_buffer_size``."""
     if geometry.is_pointwise:
         return 0
     general = _im2col_bytes(isa, geometry.kernel, geometry.input_channels)
-    if isa is not Isa.MVE or not geometry.is_row:
+    if isa is not Isa.MVE or not geometry.is_1_x_n:
         return general
-    row = split_row(geometry)
+    row = split_1_x_n(geometry)
     if row is None:
         return general
     left, right = geometry.padding[1], row.right_pixels if row.uneven else geometry.padding[1]
@@ -75,7 +75,7 @@ def convolution_bytes(isa: Isa, geometry: ConvGeometry) -> int:
 
 
 @dataclass(frozen=True)
-class RowSplit:
+class Split1xN:
     """How MVE code splits the results of a one-row convolution (``arm_convolve_1_x_n_s8``).
 
     Attributes:
@@ -89,22 +89,22 @@ class RowSplit:
     right_pixels: int
 
 
-def split_row(geometry: ConvGeometry) -> RowSplit | None:
+def split_1_x_n(geometry: ConvGeometry) -> Split1xN | None:
     """Split a one-row convolution; None if the parts overlap, so that the general code computes it."""
     output, stride, padding = geometry.output[1], geometry.stride[1], geometry.padding[1]
     total = (output - 1) * stride + geometry.kernel[1] - geometry.input[1]
     uneven = total % 2 if total >= 0 else -(-total % 2)
     right = max(1, (padding + uneven + stride - 1) // stride) if padding + uneven else 0
     left = max(1, (padding + stride - 1) // stride) if padding else 0
-    return RowSplit(total, uneven, right) if left + right <= output else None
+    return Split1xN(total, uneven, right) if left + right <= output else None
 
 
-def depthwise_bytes(isa: Isa, geometry: ConvGeometry, batch: int, output_channels: int) -> int:
+def depthwise_scratch_bytes(isa: Isa, geometry: ConvGeometry, batch: int, output_channels: int) -> int:
     """``arm_depthwise_conv_wrapper_s8_get_buffer_size``."""
     taps = geometry.kernel[0] * geometry.kernel[1]
     if isa is Isa.MVE and geometry.input_channels == 1 and output_channels > 1:
         # Computed as a convolution, after transposing the weights.
-        return convolution_bytes(isa, geometry) + taps * output_channels
+        return convolution_scratch_bytes(isa, geometry) + taps * output_channels
     if geometry.input_channels != output_channels or batch != 1 or tuple(geometry.dilation) != (1, 1):
         return 0
     if isa is Isa.MVE:
@@ -118,7 +118,7 @@ def is_upsampled(geometry: ConvGeometry) -> bool:
     return max(geometry.stride) <= 2 and geometry.input_channels > _UPSAMPLED_CHANNELS
 
 
-def transpose_conv2d_bytes(isa: Isa, geometry: ConvGeometry, output_channels: int) -> tuple[int, int]:
+def transpose_conv2d_scratch_bytes(isa: Isa, geometry: ConvGeometry, output_channels: int) -> tuple[int, int]:
     """``arm_transpose_conv_s8_get_buffer_size`` and ``arm_transpose_conv_s8_get_reverse_conv_buffer_size``."""
     height, width = geometry.kernel
     if is_upsampled(geometry):

@@ -20,9 +20,9 @@ from arm_backend_core.cortex_m.kernels.cmsis_nn_limitations import (
 )
 from arm_backend_core.cortex_m.kernels.conv_scratch import (
     ConvGeometry,
-    convolution_bytes,
-    depthwise_bytes,
-    transpose_conv2d_bytes,
+    convolution_scratch_bytes,
+    depthwise_scratch_bytes,
+    transpose_conv2d_scratch_bytes,
 )
 from arm_backend_core.cortex_m.kernels.registry import Array, Shape, kernel
 from arm_backend_core.targets.cortex_m import Isa
@@ -78,15 +78,15 @@ def _geometry(
 
 
 def _conv2d_scratch(isa: Isa, *arguments: Any) -> tuple[int, ...]:
-    return (convolution_bytes(isa, _geometry(_conv2d_shape, *arguments)),)
+    return (convolution_scratch_bytes(isa, _geometry(_conv2d_shape, *arguments)),)
 
 
 def _depthwise_scratch(isa: Isa, image: Shape, weight: Shape, *rest: Any) -> tuple[int, ...]:
-    return (depthwise_bytes(isa, _geometry(_depthwise_shape, image, weight, *rest), image[0], weight[3]),)
+    return (depthwise_scratch_bytes(isa, _geometry(_depthwise_shape, image, weight, *rest), image[0], weight[3]),)
 
 
 def _transpose_conv2d_scratch(isa: Isa, image: Shape, weight: Shape, *rest: Any) -> tuple[int, ...]:
-    return transpose_conv2d_bytes(isa, _geometry(_transpose_conv2d_shape, image, weight, *rest), weight[0])
+    return transpose_conv2d_scratch_bytes(isa, _geometry(_transpose_conv2d_shape, image, weight, *rest), weight[0])
 
 
 def _conv2d_limitation(isa: Isa, image: Shape, weight: Shape, bias: Shape | None, *rest: Any) -> str | None:

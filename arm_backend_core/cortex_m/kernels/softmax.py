@@ -89,7 +89,7 @@ def reciprocal_of_one_plus(x: Array) -> Array:
     return np.minimum(result << 1, _INT32_MAX)
 
 
-def find_row_limitation(isa: Isa, shape: Shape, *rest: Any) -> str | None:
+def find_softmax_limitation(isa: Isa, shape: Shape, *rest: Any) -> str | None:
     """Why results of ``arm_softmax_s8`` may be one step too high, or wrong; None if all are right.
 
     Rows of up to ``MAX_ROW`` elements are one step too high only where they are nearly uniform: see ``MAX_EXACT_ROW``.
@@ -107,7 +107,7 @@ def find_row_limitation(isa: Isa, shape: Shape, *rest: Any) -> str | None:
     "softmax",
     "Tensor input, int dim, int input_zero_point, int output_zero_point, "
     "int input_multiplier, int input_shift, int diff_min",
-    find_limitation=find_row_limitation,
+    find_limitation=find_softmax_limitation,
 )
 def softmax(
     x: Array,

@@ -50,7 +50,7 @@ class ResultQuantization:
     high: int
 
 
-class Context:
+class KernelContext:
     """Operands, constants and emitter of a rule.
 
     Attributes:
@@ -186,13 +186,14 @@ def requantize(emit: Emitter, value: QuantizedValue, q: QParams) -> QuantizedVal
     return apply_table(emit, value, q.quantize(real).astype(np.int8), q)
 
 
-Rule = Callable[[Context], QuantizedValue]
+Rule = Callable[[KernelContext], QuantizedValue]
 RULES: dict[OpOverload, Rule] = {}
 """The rules by ATen overload. ``arm_backend_core.cortex_m.lower`` imports all families."""
 
 
 MULTI_RESULT_RULES: dict[OpOverload, Rule] = {}
-"""The rules of operators of several results. Such a rule computes one result: ``Context.node`` is its ``getitem``."""
+"""The rules of operators of several results. Such a rule computes one result:
+``KernelContext.node`` is its ``getitem``."""
 
 
 def rule(*overloads: OpOverload, table: dict[OpOverload, Rule] = RULES) -> Callable[[Rule], Rule]:

@@ -1,4 +1,4 @@
-"""Convolutions and linear layers: per-channel weights, int32 accumulators."""
+"""Convolutions: per-channel weights, int32 accumulators."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ import torch
 from torch.fx import Node
 
 from arm_backend_core.cortex_m.emitter import KernelLimitation
-from arm_backend_core.cortex_m.kernels.linear import compute_kernel_sum
 from arm_backend_core.cortex_m.quantized_value import QuantizedValue
-from arm_backend_core.cortex_m.rules.context import Context, Weight, rule, single_multiplier
-from arm_backend_core.cortex_m.rules.image_layout import from_image, read_pair, spatial_pair, to_image
+from arm_backend_core.cortex_m.rules.context import KernelContext, Weight, rule
+from arm_backend_core.cortex_m.rules.image_layout import from_nhwc_image, spatial_pair, to_height_width, to_nhwc_image
 from arm_backend_core.nodes import arguments_of
-from arm_backend_core.targets.cortex_m import Isa
 
 aten = torch.ops.aten
 
@@ -30,39 +28,41 @@ class ConvParameters:
     dilation: list[int]
 
 
-def _spatial_axes(cx: Context, arguments: dict[str, Any]) -> int:
+def _spatial_axes(cx: KernelContext, arguments: dict[str, Any]) -> int:
     """Number of spatial dimensions: 1 or 2."""
     return int(arguments["weight"].meta["val"].dim()) - 2
 
 
 @rule(aten.conv1d.default, aten.conv2d.default)
-def convolve(cx: Context) -> QuantizedValue:
+def convolve(cx: KernelContext) -> QuantizedValue:
     """Convolution of [(N,) C, (H,) W]."""
     arguments = arguments_of(cx.node)
-    pad_height, pad_width = read_pair(arguments["padding"], _spatial_axes(cx, arguments), 0)
+    pad_height, pad_width = to_height_width(arguments["padding"], _spatial_axes(cx, arguments), 0)
     return _convolve(cx, arguments, (pad_height, pad_height, pad_width, pad_width))
 
 
 @rule(aten.conv1d.padding, aten.conv2d.padding)
-def convolve_with_padding_mode(cx: Context) -> QuantizedValue:
+def convolve_with_padding_mode(cx: KernelContext) -> QuantizedValue:
     """Convolution with padding "same" or "valid"; an odd total pads one more at the end, as in PyTorch."""
     arguments = arguments_of(cx.node)
     spatial = _spatial_axes(cx, arguments)
     kernel = spatial_pair(arguments["weight"].meta["val"].shape, spatial)
-    dilation = read_pair(arguments["dilation"], spatial, 1)
+    dilation = to_height_width(arguments["dilation"], spatial, 1)
     height, width = (
         d * (k - 1) if arguments["padding"] == "same" else 0 for d, k in zip(dilation, kernel, strict=True)
     )
     return _convolve(cx, arguments, (height // 2, height - height // 2, width // 2, width - width // 2))
 
 
-def _convolve(cx: Context, arguments: dict[str, Any], pad: tuple[int, int, int, int]) -> QuantizedValue:
+def _convolve(cx: KernelContext, arguments: dict[str, Any], pad: tuple[int, int, int, int]) -> QuantizedValue:
     spatial = _spatial_axes(cx, arguments)
-    conv = ConvParameters(read_pair(arguments["stride"], spatial, 1), pad, read_pair(arguments["dilation"], spatial, 1))
+    conv = ConvParameters(
+        to_height_width(arguments["stride"], spatial, 1), pad, to_height_width(arguments["dilation"], spatial, 1)
+    )
     x, weight = cx.operand(arguments["input"]), _image_weight(cx.weight(arguments["weight"], 0))
-    image = to_image(cx, x, spatial)
+    image = to_nhwc_image(cx, x, spatial)
     node = convolve_image(cx, x, image, weight, arguments["bias"], conv, arguments["groups"])
-    return from_image(cx, node, spatial)
+    return from_nhwc_image(cx, node, spatial)
 
 
 def _image_weight(weight: Weight) -> Weight:
@@ -72,7 +72,7 @@ def _image_weight(weight: Weight) -> Weight:
 
 
 def _pad_image(
-    cx: Context, image: Node, x: QuantizedValue, conv: ConvParameters, kernel: Sequence[int]
+    cx: KernelContext, image: Node, x: QuantizedValue, conv: ConvParameters, kernel: Sequence[int]
 ) -> tuple[Node, list[int]]:
     """Return the image, and the (vertical, horizontal) padding that the kernel applies to it.
 
@@ -86,7 +86,7 @@ def _pad_image(
 
 
 def convolve_image(
-    cx: Context, x: QuantizedValue, image: Node, weight: Weight, bias: Any, conv: ConvParameters, groups: int
+    cx: KernelContext, x: QuantizedValue, image: Node, weight: Weight, bias: Any, conv: ConvParameters, groups: int
 ) -> Node:
     """Convolve an NHWC image with a weight [OC, C / groups, KH, KW]; returns an NHWC image.
 
@@ -109,7 +109,7 @@ def convolve_image(
 
 
 def _call_convolution(
-    cx: Context,
+    cx: KernelContext,
     x: QuantizedValue,
     image: Node,
     weight: Weight,
@@ -137,7 +137,7 @@ def _call_convolution(
 
 
 @rule(aten.conv_transpose1d.default, aten.conv_transpose2d.input)
-def convolve_transposed(cx: Context) -> QuantizedValue:
+def convolve_transposed(cx: KernelContext) -> QuantizedValue:
     """Transposed convolution of [(N,) C, (H,) W].
 
     Its kernel has no groups and no dilation, and fails for some paddings. In these cases, the operator becomes a
@@ -146,14 +146,14 @@ def convolve_transposed(cx: Context) -> QuantizedValue:
     arguments = arguments_of(cx.node)
     spatial = _spatial_axes(cx, arguments)
     stride, pad, more, dilation = (
-        read_pair(arguments[name], spatial, default)
+        to_height_width(arguments[name], spatial, default)
         for name, default in (("stride", 1), ("padding", 0), ("output_padding", 0), ("dilation", 1))
     )
     x, weight = cx.operand(arguments["input"]), _image_weight(cx.weight(arguments["weight"], 1))
-    image = to_image(cx, x, spatial)
+    image = to_nhwc_image(cx, x, spatial)
     if arguments["groups"] == 1 and dilation == [1, 1]:
         try:
-            return from_image(
+            return from_nhwc_image(
                 cx, _call_transposed(cx, x, image, weight, arguments["bias"], (stride, pad, more, dilation)), spatial
             )
         except KernelLimitation:
@@ -164,11 +164,11 @@ def convolve_transposed(cx: Context) -> QuantizedValue:
     conv = ConvParameters([1, 1], (before[0], after[0], before[1], after[1]), dilation)
     groups = arguments["groups"]
     kernel = _mirror(weight, groups)
-    return from_image(cx, convolve_image(cx, x, upsampled, kernel, arguments["bias"], conv, groups), spatial)
+    return from_nhwc_image(cx, convolve_image(cx, x, upsampled, kernel, arguments["bias"], conv, groups), spatial)
 
 
 def _call_transposed(
-    cx: Context, x: QuantizedValue, image: Node, weight: Weight, bias: Any, parameters: tuple[list[int], ...]
+    cx: KernelContext, x: QuantizedValue, image: Node, weight: Weight, bias: Any, parameters: tuple[list[int], ...]
 ) -> Node:
     """Call the kernel with stride, padding, output padding and dilation ``parameters``."""
     channels = weight.data.shape[1]
@@ -183,7 +183,7 @@ def _call_transposed(
     )
 
 
-def _insert_zeros(cx: Context, image: Node, stride: Sequence[int], zero_point: int) -> Node:
+def _insert_zeros(cx: KernelContext, image: Node, stride: Sequence[int], zero_point: int) -> Node:
     """Put stride - 1 zeros behind each pixel of an NHWC image, along both axes."""
     n, height, width, channels = image.meta["val"].shape
     after = [0, 0, stride[0] - 1, 0, stride[1] - 1, 0]
@@ -200,70 +200,3 @@ def _mirror(weight: Weight, groups: int) -> Weight:
     grouped = weight.data.reshape(groups, in_channels // groups, per_group, *kernel).swapaxes(1, 2)
     data = grouped.reshape(groups * per_group, in_channels // groups, *kernel)[:, :, ::-1, ::-1]
     return Weight(data, np.tile(weight.scale, groups) if weight.scale.ndim else weight.scale)
-
-
-@rule(aten.linear.default)
-def multiply_by_weight(cx: Context) -> QuantizedValue:
-    """Linear layer of [..., IC] and a weight [OC, IC].
-
-    With per-channel scales, it is a 1x1 convolution: ``quantized_linear`` has one multiplier for all channels.
-    """
-    arguments = arguments_of(cx.node)
-    x, weight = cx.operand(arguments["input"]), cx.weight(arguments["weight"], 0)
-    last = x.rank - 1
-    layout = x.layout if x.layout[-1] == last else tuple(range(x.rank))
-    stored = cx.emit.materialize(x, layout)
-    shape: Sequence[int] = stored.meta["val"].shape
-    channels, in_channels = weight.data.shape
-    if weight.scale.ndim == 0 or np.all(weight.scale == weight.scale.flat[0]):
-        node = _multiply_per_tensor(cx, x, stored, weight, arguments["bias"])
-        return cx.make_result(node, layout)
-    rows = cx.emit.reshape(stored, (1, 1, int(np.prod(shape[:-1])), in_channels))
-    kernel, conv = Weight(weight.data[:, :, None, None], weight.scale), ConvParameters([1, 1], (0, 0, 0, 0), [1, 1])
-    node = convolve_image(cx, x, rows, kernel, arguments["bias"], conv, 1)
-    return cx.make_result(cx.emit.reshape(node, (*shape[:-1], channels)), layout)
-
-
-def _multiply_per_tensor(cx: Context, x: QuantizedValue, stored: Node, weight: Weight, bias: Any) -> Node:
-    scale = x.scale * float(weight.scale.flat[0])
-    channels = weight.data.shape[0]
-    bias_data = cx.bias(bias, np.asarray(scale), channels)
-    multiplier, shift = single_multiplier(scale / float(cx.result.q.scale))
-    bias_node = sums_node = None
-    if cx.isa is Isa.MVE:  # the MVE kernel reads sums of the weights, which contain the bias, and ignores the bias
-        sums_node = cx.emit.constant(compute_kernel_sum(weight.data, bias_data, -x.zero_point, 0), "weight_sums")
-    elif bias_data is not None:
-        bias_node = cx.emit.constant(bias_data, "bias")
-    limits = cx.result.high, cx.result.low  # the schema has the upper limit first
-    return cx.emit.call_kernel(
-        "quantized_linear",
-        *(stored, cx.emit.constant(weight.data, "weight"), bias_node, sums_node),
-        *(-x.zero_point, 0, cx.result.q.zero_point, [multiplier], [shift], *limits),
-    )
-
-
-@rule(aten.matmul.default, aten.bmm.default, aten.mm.default)
-def multiply_matrices(cx: Context) -> QuantizedValue:
-    """Product of two computed tensors [..., M, K] and [..., K, N]; a vector is one row or column."""
-    first, second = (cx.operand(argument) for argument in cx.node.args[:2])
-    batch = np.broadcast_shapes(first.shape[:-2], second.shape[:-2])
-    rows, depth = (1, *first.shape)[-2:]
-    columns = second.shape[-1] if second.rank > 1 else 1
-    batch_size = int(np.prod(batch))
-    swapped = (*range(second.rank - 2), second.rank - 1, second.rank - 2) if second.rank > 1 else (0,)
-    left, right = cx.emit.materialize(first), cx.emit.materialize(second, swapped)
-    left = cx.emit.expand(_with_rank(cx, left, len(batch) + 2), (*batch, rows, depth))
-    right = cx.emit.expand(_with_rank(cx, right, len(batch) + 2), (*batch, columns, depth))
-    multiplier, shift = single_multiplier(first.scale * second.scale / float(cx.result.q.scale))
-    node = cx.emit.call_kernel(
-        "quantized_batch_matmul",
-        *(cx.emit.reshape(left, (batch_size, rows, depth)), -first.zero_point),
-        *(cx.emit.reshape(right, (batch_size, columns, depth)), -second.zero_point),
-        *(cx.result.q.zero_point, multiplier, shift),
-    )
-    return cx.clamp(cx.make_result(cx.emit.reshape(node, cx.node.meta["val"].shape)))
-
-
-def _with_rank(cx: Context, node: Node, rank: int) -> Node:
-    shape = tuple(node.meta["val"].shape)
-    return cx.emit.reshape(node, (*(1,) * (rank - len(shape)), *shape))

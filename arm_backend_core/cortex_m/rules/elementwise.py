@@ -14,7 +14,7 @@ from arm_backend_core.cortex_m.emitter import KernelLimitation
 from arm_backend_core.cortex_m.fixed_point import quantize_multiplier
 from arm_backend_core.cortex_m.kernels.elementwise import ADD_LEFT_SHIFT
 from arm_backend_core.cortex_m.quantized_value import QuantizedValue
-from arm_backend_core.cortex_m.rules.context import Context, apply_table, rule, single_multiplier
+from arm_backend_core.cortex_m.rules.context import KernelContext, apply_table, rule, single_multiplier
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import arguments_of
 from arm_backend_core.permutation import Layout, identity
@@ -24,7 +24,7 @@ aten = torch.ops.aten
 _SLOPE_TOLERANCE = 1e-6
 
 
-def _with_rank(cx: Context, value: QuantizedValue, rank: int) -> QuantizedValue:
+def _with_rank(cx: KernelContext, value: QuantizedValue, rank: int) -> QuantizedValue:
     """Add leading dimensions of size 1."""
     added = rank - value.rank
     if not added:
@@ -43,19 +43,19 @@ def _common_layout(values: Sequence[QuantizedValue]) -> Layout:
     return largest.layout if largest.data is None else identity(largest.rank)
 
 
-def _operands(cx: Context) -> tuple[list[QuantizedValue], list[Node], Layout]:
+def _operands(cx: KernelContext) -> tuple[list[QuantizedValue], list[Node], Layout]:
     """Both operands, their tensors in one layout, and the layout."""
     return _align(cx, [cx.operand(argument) for argument in cx.node.args[:2]])
 
 
-def _align(cx: Context, values: Sequence[QuantizedValue]) -> tuple[list[QuantizedValue], list[Node], Layout]:
+def _align(cx: KernelContext, values: Sequence[QuantizedValue]) -> tuple[list[QuantizedValue], list[Node], Layout]:
     """Values with the rank of the result, their tensors in one layout, and the layout."""
     values = [_with_rank(cx, value, cx.node.meta["val"].dim()) for value in values]
     layout = _common_layout(values)
     return values, [cx.emit.materialize(value, layout) for value in values], layout
 
 
-def _broadcast(cx: Context, tensors: Sequence[Node], layout: Layout) -> tuple[list[Node], tuple[int, ...]]:
+def _broadcast(cx: KernelContext, tensors: Sequence[Node], layout: Layout) -> tuple[list[Node], tuple[int, ...]]:
     """Give the operands shapes that the kernels of ADD and MUL broadcast: equal, or (rows, C, 1, 1) and (1, C, 1, 1).
 
     Returns:
@@ -79,18 +79,18 @@ def _is_trailing(small: Sequence[int], shape: Sequence[int]) -> bool:
     return tuple(small[start:]) == tuple(shape[start:])
 
 
-def _finish(cx: Context, node: Node, shape: Sequence[int], layout: Layout) -> QuantizedValue:
+def _finish(cx: KernelContext, node: Node, shape: Sequence[int], layout: Layout) -> QuantizedValue:
     return cx.make_result(cx.emit.reshape(node, shape), layout)
 
 
 @rule(aten.add.Tensor, aten.sub.Tensor)
-def add(cx: Context) -> QuantizedValue:
+def add(cx: KernelContext) -> QuantizedValue:
     """Sum or difference. Both operands are scaled to twice the larger scale, with 20 fractional bits."""
     alpha = float(arguments_of(cx.node)["alpha"]) * (-1 if cx.node.target is aten.sub.Tensor else 1)
     return _add(cx, [cx.operand(argument) for argument in cx.node.args[:2]], alpha)
 
 
-def _add(cx: Context, operands: Sequence[QuantizedValue], alpha: float) -> QuantizedValue:
+def _add(cx: KernelContext, operands: Sequence[QuantizedValue], alpha: float) -> QuantizedValue:
     """The first operand plus ``alpha`` times the second."""
     values, tensors, layout = _align(cx, operands)
     (first, second), shape = _broadcast(cx, tensors, layout)
@@ -108,12 +108,12 @@ def _add(cx: Context, operands: Sequence[QuantizedValue], alpha: float) -> Quant
 
 
 @rule(aten.mul.Tensor)
-def multiply(cx: Context) -> QuantizedValue:
+def multiply(cx: KernelContext) -> QuantizedValue:
     """Product."""
     return cx.clamp(_multiply(cx, [cx.operand(argument) for argument in cx.node.args[:2]]))
 
 
-def _multiply(cx: Context, operands: Sequence[QuantizedValue]) -> QuantizedValue:
+def _multiply(cx: KernelContext, operands: Sequence[QuantizedValue]) -> QuantizedValue:
     values, tensors, layout = _align(cx, operands)
     (first, second), shape = _broadcast(cx, tensors, layout)
     multiplier = single_multiplier(values[0].scale * values[1].scale / float(cx.result.q.scale))
@@ -125,7 +125,7 @@ def _multiply(cx: Context, operands: Sequence[QuantizedValue]) -> QuantizedValue
 
 
 @rule(aten.div.Tensor)
-def divide(cx: Context) -> QuantizedValue:
+def divide(cx: KernelContext) -> QuantizedValue:
     """Quotient. The kernel computes it in floating point; a divisor of 0 gives 0."""
     values, tensors, layout = _operands(cx)
     shape = tuple(cx.node.meta["val"].shape[axis] for axis in layout)
@@ -139,12 +139,12 @@ def divide(cx: Context) -> QuantizedValue:
 
 
 @rule(aten.minimum.default, aten.maximum.default)
-def select_extreme(cx: Context) -> QuantizedValue:
+def select_extreme(cx: KernelContext) -> QuantizedValue:
     """Elementwise minimum or maximum, of operands that are requantized to the result's parameters."""
     return _select_extreme(cx, [cx.operand(argument) for argument in cx.node.args[:2]], cx.node.target)
 
 
-def _select_extreme(cx: Context, operands: Sequence[QuantizedValue], target: Any) -> QuantizedValue:
+def _select_extreme(cx: KernelContext, operands: Sequence[QuantizedValue], target: Any) -> QuantizedValue:
     """Minimum or maximum of two values, by the ATen operator ``target``."""
     _, tensors, layout = _align(cx, [cx.requantize(value, cx.result.q) for value in operands])
     name = "minimum" if target is aten.minimum.default else "maximum"
@@ -157,7 +157,7 @@ def _select_extreme(cx: Context, operands: Sequence[QuantizedValue], target: Any
 
 
 @rule(aten.prelu.default, aten._prelu_kernel.default)
-def prelu(cx: Context) -> QuantizedValue:
+def prelu(cx: KernelContext) -> QuantizedValue:
     """PReLU with a slope for each channel. With one slope for all channels, it is univariate and becomes a table.
 
     With slopes from 0 to 1, it is max(x, slope * x). Otherwise it is the sum of max(x, 0) and slope * min(x, 0). One

@@ -7,11 +7,11 @@ from typing import Any
 from torch.fx import Node
 
 from arm_backend_core.cortex_m.quantized_value import QuantizedValue
-from arm_backend_core.cortex_m.rules.context import Context
+from arm_backend_core.cortex_m.rules.context import KernelContext
 from arm_backend_core.permutation import Layout
 
 
-def read_pair(values: Any, spatial: int, default: int) -> list[int]:
+def to_height_width(values: Any, spatial: int, default: int) -> list[int]:
     """(height, width) of a parameter; ``default`` is the height of a 1D operator."""
     values = [values] if isinstance(values, int) else list(values)
     values = values * spatial if len(values) == 1 else values
@@ -29,7 +29,7 @@ def _channels_last(rank: int, spatial: int) -> Layout:
     return (*range(channel), *range(channel + 1, rank), channel)
 
 
-def to_image(cx: Context, x: QuantizedValue, spatial: int) -> Node:
+def to_nhwc_image(cx: KernelContext, x: QuantizedValue, spatial: int) -> Node:
     """[(N,) C, (H,) W] as an image. ``spatial`` is the number of spatial dimensions: 1 or 2."""
     channel = x.rank - spatial - 1
     batch = x.shape[0] if channel else 1
@@ -37,7 +37,7 @@ def to_image(cx: Context, x: QuantizedValue, spatial: int) -> Node:
     return cx.emit.reshape(cx.emit.materialize(x, _channels_last(x.rank, spatial)), shape)
 
 
-def from_image(cx: Context, node: Node, spatial: int) -> QuantizedValue:
+def from_nhwc_image(cx: KernelContext, node: Node, spatial: int) -> QuantizedValue:
     """The result [(N,) C, (H,) W] of ``cx.node``, from an image."""
     shape = cx.node.meta["val"].shape
     layout = _channels_last(len(shape), spatial)

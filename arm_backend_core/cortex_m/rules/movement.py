@@ -10,20 +10,20 @@ import torch
 from torch.fx import Node
 
 from arm_backend_core.cortex_m.quantized_value import QuantizedValue
-from arm_backend_core.cortex_m.rules.context import MULTI_RESULT_RULES, Context, rule
+from arm_backend_core.cortex_m.rules.context import MULTI_RESULT_RULES, KernelContext, rule
 from arm_backend_core.nodes import arguments_of, is_dequantize, is_float
 from arm_backend_core.permutation import Layout, inverse
 
 aten = torch.ops.aten
 
 
-def _operand(cx: Context, argument: Any) -> QuantizedValue:
+def _operand(cx: KernelContext, argument: Any) -> QuantizedValue:
     """The operand, with the parameters of the result."""
     return cx.requantize(cx.operand(argument), cx.result.q)
 
 
 @rule(aten.permute.default, aten.transpose.int, aten.t.default, aten.numpy_T.default)
-def permute(cx: Context) -> QuantizedValue:
+def permute(cx: KernelContext) -> QuantizedValue:
     """A permutation needs no operator: only the layout of the value changes, until a reader needs another layout."""
     x = _operand(cx, cx.node.args[0])
     order = list(range(x.rank))
@@ -45,7 +45,7 @@ def permute(cx: Context) -> QuantizedValue:
     *(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.flatten.using_ints),
     *(aten.unflatten.int, aten.squeeze.dim, aten.squeeze.default, aten.squeeze.dims, aten.unsqueeze.default),
 )
-def reshape(cx: Context) -> QuantizedValue:
+def reshape(cx: KernelContext) -> QuantizedValue:
     """A view. The layout is kept if only dimensions of size 1 come or go."""
     x, shape = _operand(cx, cx.node.args[0]), tuple(cx.node.meta["val"].shape)
     if x.data is not None:
@@ -68,13 +68,13 @@ def _layout_after_unit_axes(x: QuantizedValue, shape: tuple[int, ...]) -> Layout
 
 
 @rule(aten.contiguous.default, aten.clone.default, aten.alias.default, aten._to_copy.default, aten.detach.default)
-def copy(cx: Context) -> QuantizedValue:
+def copy(cx: KernelContext) -> QuantizedValue:
     """A copy needs no operator: the result is the operand itself, unless its parameters differ."""
     return _operand(cx, cx.node.args[0])
 
 
 @rule(aten.cat.default, aten.concat.default)
-def concatenate(cx: Context) -> QuantizedValue:
+def concatenate(cx: KernelContext) -> QuantizedValue:
     """Concatenation, in the layout of the largest operand."""
     arguments = arguments_of(cx.node)
     values = [_operand(cx, argument) for argument in cx.node.args[0]]  # type: ignore[union-attr]
@@ -86,7 +86,7 @@ def concatenate(cx: Context) -> QuantizedValue:
 
 
 @rule(aten.slice.Tensor)
-def slice_dimension(cx: Context) -> QuantizedValue:
+def slice_dimension(cx: KernelContext) -> QuantizedValue:
     """A slice along a dimension."""
     arguments = arguments_of(cx.node)
     x = _operand(cx, cx.node.args[0])
@@ -94,7 +94,7 @@ def slice_dimension(cx: Context) -> QuantizedValue:
 
 
 def _slice(
-    cx: Context, x: QuantizedValue, dim: int, start: int | None, end: int | None, step: int = 1
+    cx: KernelContext, x: QuantizedValue, dim: int, start: int | None, end: int | None, step: int = 1
 ) -> QuantizedValue:
     """A slice along dimension ``dim``, in the layout of ``x``."""
     stored, axis = cx.emit.materialize(x, x.layout), x.layout.index(x.normalize_dim(dim))
@@ -102,13 +102,13 @@ def _slice(
 
 
 @rule(aten.select.int)
-def select_index(cx: Context) -> QuantizedValue:
+def select_index(cx: KernelContext) -> QuantizedValue:
     """One index along a dimension, which disappears."""
     arguments = arguments_of(cx.node)
     return _select(cx, _operand(cx, cx.node.args[0]), int(arguments["dim"]), arguments["index"])
 
 
-def _select(cx: Context, x: QuantizedValue, dim: int, index: int) -> QuantizedValue:
+def _select(cx: KernelContext, x: QuantizedValue, dim: int, index: int) -> QuantizedValue:
     """One index along dimension ``dim``, in the layout of ``x`` without this dimension."""
     dim = x.normalize_dim(dim)
     node = cx.emit.call(aten.select_copy.int, cx.emit.materialize(x, x.layout), x.layout.index(dim), index)
@@ -120,7 +120,7 @@ def _select(cx: Context, x: QuantizedValue, dim: int, index: int) -> QuantizedVa
     *(aten.tensor_split.indices, aten.unbind.int),
     table=MULTI_RESULT_RULES,
 )
-def select_chunk(cx: Context) -> QuantizedValue:
+def select_chunk(cx: KernelContext) -> QuantizedValue:
     """One chunk of a tensor that is split along a dimension: a slice, or for ``unbind`` one index."""
     source, index = cx.node.all_input_nodes[0], cast(int, cx.node.args[1])
     x = _operand(cx, source.args[0])
@@ -132,7 +132,7 @@ def select_chunk(cx: Context) -> QuantizedValue:
 
 
 @rule(aten.topk.default, aten.sort.default, aten.max.dim, aten.min.dim, table=MULTI_RESULT_RULES)
-def select_by_order(cx: Context) -> QuantizedValue:
+def select_by_order(cx: KernelContext) -> QuantizedValue:
     """Values of ``topk``, ``sort``, ``max`` or ``min``, computed on int8. The indices come from the same operator."""
     source, index = cx.node.all_input_nodes[0], cast(int, cx.node.args[1])
     x = _operand(cx, source.args[0])
@@ -144,11 +144,11 @@ def select_by_order(cx: Context) -> QuantizedValue:
 
 
 @rule(aten.constant_pad_nd.default, aten.pad.default)
-def pad(cx: Context) -> QuantizedValue:
+def pad(cx: KernelContext) -> QuantizedValue:
     """Constant padding. The number is quantized with the parameters of the result."""
     arguments = arguments_of(cx.node)
     if arguments.get("mode", "constant") != "constant":
-        return move(cx)
+        return apply_to_integers(cx)
     x = _operand(cx, cx.node.args[0])
     amounts: list[int] = list(arguments["pad"])
     before, after = [0] * x.rank, [0] * x.rank
@@ -160,7 +160,7 @@ def pad(cx: Context) -> QuantizedValue:
 
 
 @rule(aten.upsample_nearest2d.vec, aten.upsample_nearest2d.default, aten._upsample_nearest_exact2d.vec)
-def upsample_nearest(cx: Context) -> QuantizedValue:
+def upsample_nearest(cx: KernelContext) -> QuantizedValue:
     """Nearest-neighbour interpolation of an NHWC image: rows and columns are repeated or selected."""
     x = _operand(cx, cx.node.args[0])
     n, channels, height, width = x.shape
@@ -186,7 +186,7 @@ def upsample_nearest(cx: Context) -> QuantizedValue:
     *(aten.stack.default, aten.index.Tensor, aten._unsafe_index.Tensor, aten.gather.default, aten.embedding.default),
     *(aten.index_select.default, aten.amax.default, aten.amin.default),
 )
-def move(cx: Context) -> QuantizedValue:
+def apply_to_integers(cx: KernelContext) -> QuantizedValue:
     """Other data movement, and largest or smallest elements: the ATen operator itself, on integers.
 
     Operands are requantized to the parameters of the result.

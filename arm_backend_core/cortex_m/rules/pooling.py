@@ -1,4 +1,4 @@
-"""Pooling, means and softmax."""
+"""Pooling, means and sums."""
 
 from __future__ import annotations
 
@@ -10,18 +10,13 @@ import torch
 from torch.fx import Node
 
 from arm_backend_core.cortex_m.fixed_point import quantize_multiplier
-from arm_backend_core.cortex_m.kernels.softmax import OUTPUT_SCALE, OUTPUT_ZERO_POINT, softmax_parameters
 from arm_backend_core.cortex_m.quantized_value import QuantizedValue
-from arm_backend_core.cortex_m.rules.context import Context, rule, single_multiplier
-from arm_backend_core.cortex_m.rules.image_layout import from_image, read_pair, spatial_pair, to_image
-from arm_backend_core.dtype import DType
+from arm_backend_core.cortex_m.rules.context import KernelContext, rule, single_multiplier
+from arm_backend_core.cortex_m.rules.image_layout import from_nhwc_image, spatial_pair, to_height_width, to_nhwc_image
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import arguments_of, operator_name
-from arm_backend_core.qparams import QParams
 
 aten = torch.ops.aten
-#: Parameters of the result of the softmax kernel.
-_SOFTMAX_RESULT = QParams(OUTPUT_SCALE, OUTPUT_ZERO_POINT, DType.INT8, -128, 127)
 
 
 @dataclass(frozen=True)
@@ -33,21 +28,21 @@ class _Windows:
     pad: list[int]
 
 
-def _read_windows(cx: Context, arguments: dict[str, Any]) -> _Windows:
+def _read_windows(cx: KernelContext, arguments: dict[str, Any]) -> _Windows:
     spatial = _spatial_axes(cx)
     return _Windows(
-        read_pair(arguments["kernel_size"], spatial, 1),
-        read_pair(arguments["stride"] or arguments["kernel_size"], spatial, 1),
-        read_pair(arguments["padding"], spatial, 0),
+        to_height_width(arguments["kernel_size"], spatial, 1),
+        to_height_width(arguments["stride"] or arguments["kernel_size"], spatial, 1),
+        to_height_width(arguments["padding"], spatial, 0),
     )
 
 
-def _spatial_axes(cx: Context) -> int:
+def _spatial_axes(cx: KernelContext) -> int:
     """Number of spatial dimensions of a pooling operator: 1 or 2."""
     return 1 if "1d" in operator_name(cx.node) else 2
 
 
-def _average(cx: Context, x: QuantizedValue, window: _Windows) -> QuantizedValue:
+def _average(cx: KernelContext, x: QuantizedValue, window: _Windows) -> QuantizedValue:
     """Mean over windows of [(N,) C, (H,) W]; padding counts as zeros.
 
     Without padding and with equal parameters, the pooling kernel computes it. Otherwise, a product of matrices or a
@@ -56,15 +51,17 @@ def _average(cx: Context, x: QuantizedValue, window: _Windows) -> QuantizedValue
     spatial, factor = _spatial_axes(cx), 1 / (window.kernel[0] * window.kernel[1])
     is_unpadded = window.pad == [0, 0]
     if x.q.is_equivalent(cx.result.q) and is_unpadded:
-        node = _average_excluding_padding(cx, x, to_image(cx, x, spatial), window, False)
+        node = _average_excluding_padding(cx, x, to_nhwc_image(cx, x, spatial), window, False)
     elif is_unpadded and list(spatial_pair(x.shape, spatial)) == window.kernel:
         return _sum_dimensions(cx, x, list(range(x.rank - spatial, x.rank)), factor)
     else:
-        node = _sum_windows(cx, x, to_image(cx, x, spatial), window, factor)
-    return cx.clamp(from_image(cx, node, spatial))
+        node = _sum_windows(cx, x, to_nhwc_image(cx, x, spatial), window, factor)
+    return cx.clamp(from_nhwc_image(cx, node, spatial))
 
 
-def _average_excluding_padding(cx: Context, x: QuantizedValue, image: Node, window: _Windows, ceil_mode: bool) -> Node:
+def _average_excluding_padding(
+    cx: KernelContext, x: QuantizedValue, image: Node, window: _Windows, ceil_mode: bool
+) -> Node:
     """Mean over the elements of windows that are not padding.
 
     Raises:
@@ -78,7 +75,7 @@ def _average_excluding_padding(cx: Context, x: QuantizedValue, image: Node, wind
     return cx.emit.call_kernel("quantized_avg_pool2d_nhwc", image, *parameters)
 
 
-def _sum_windows(cx: Context, x: QuantizedValue, image: Node, window: _Windows, factor: float) -> Node:
+def _sum_windows(cx: KernelContext, x: QuantizedValue, image: Node, window: _Windows, factor: float) -> Node:
     """Sum over windows of an NHWC image, times ``factor``, by a depthwise convolution with weights of 1."""
     n, _, _, channels = image.meta["val"].shape
     is_single = n == 1  # the depthwise kernel takes a batch of 1
@@ -94,7 +91,7 @@ def _sum_windows(cx: Context, x: QuantizedValue, image: Node, window: _Windows, 
 
 
 @rule(aten.avg_pool2d.default, aten.avg_pool1d.default)
-def average_pool(cx: Context) -> QuantizedValue:
+def average_pool(cx: KernelContext) -> QuantizedValue:
     """Average pooling of [(N,) C, (H,) W]."""
     arguments = arguments_of(cx.node)
     x = cx.operand(arguments["input"] if "input" in arguments else arguments["self"])
@@ -106,15 +103,15 @@ def average_pool(cx: Context) -> QuantizedValue:
     excludes_padding = is_partial or (window.pad != [0, 0] and not arguments["count_include_pad"])
     if divisor is None and not excludes_padding:
         return _average(cx, x, window)
-    image = to_image(cx, x, spatial)
+    image = to_nhwc_image(cx, x, spatial)
     if divisor is not None:
         node = _sum_windows(cx, x, image, window, 1 / divisor)
     else:
         node = _average_excluding_padding(cx, x, image, window, is_partial)
-    return cx.clamp(from_image(cx, node, spatial))
+    return cx.clamp(from_nhwc_image(cx, node, spatial))
 
 
-def _has_partial_windows(cx: Context, x: QuantizedValue, window: _Windows) -> bool:
+def _has_partial_windows(cx: KernelContext, x: QuantizedValue, window: _Windows) -> bool:
     """Whether ceil_mode adds windows that reach beyond the padded image."""
     spatial = _spatial_axes(cx)
     sizes, results = (spatial_pair(shape, spatial) for shape in (x.shape, cx.node.meta["val"].shape))
@@ -125,7 +122,7 @@ def _has_partial_windows(cx: Context, x: QuantizedValue, window: _Windows) -> bo
 
 
 @rule(aten.adaptive_avg_pool2d.default, aten.adaptive_avg_pool1d.default)
-def average_to_size(cx: Context) -> QuantizedValue:
+def average_to_size(cx: KernelContext) -> QuantizedValue:
     """Adaptive average pooling where all windows have one size."""
     x = cx.operand(cx.node.args[0])
     spatial = _spatial_axes(cx)
@@ -137,7 +134,7 @@ def average_to_size(cx: Context) -> QuantizedValue:
 
 
 @rule(aten.mean.dim, aten.mean.default, aten.sum.dim_IntList, aten.sum.default)
-def mean_or_sum(cx: Context) -> QuantizedValue:
+def mean_or_sum(cx: KernelContext) -> QuantizedValue:
     """Mean or sum over dimensions."""
     arguments = arguments_of(cx.node)
     x = cx.operand(cx.node.args[0])
@@ -150,7 +147,7 @@ def mean_or_sum(cx: Context) -> QuantizedValue:
     return _sum_dimensions(cx, x, reduced, 1 / size if is_mean else 1.0)
 
 
-def _average_dimensions(cx: Context, x: QuantizedValue, reduced: list[int]) -> QuantizedValue:
+def _average_dimensions(cx: KernelContext, x: QuantizedValue, reduced: list[int]) -> QuantizedValue:
     """Mean with the parameters of the operand: a pooling whose window covers all reduced dimensions.
 
     The other dimensions become channels.
@@ -162,7 +159,7 @@ def _average_dimensions(cx: Context, x: QuantizedValue, reduced: list[int]) -> Q
     return cx.clamp(cx.make_result(cx.emit.reshape(node, cx.node.meta["val"].shape)))
 
 
-def _sum_dimensions(cx: Context, x: QuantizedValue, reduced: list[int], factor: float) -> QuantizedValue:
+def _sum_dimensions(cx: KernelContext, x: QuantizedValue, reduced: list[int], factor: float) -> QuantizedValue:
     """Sum over dimensions, times ``factor``: a product of matrices with a row of ones.
 
     A depthwise convolution would need as many weights as the operand has elements, and its scratch memory grows with
@@ -181,23 +178,23 @@ def _sum_dimensions(cx: Context, x: QuantizedValue, reduced: list[int], factor: 
 
 
 @rule(aten.max_pool2d.default, aten.max_pool1d.default)
-def maximum_pool(cx: Context) -> QuantizedValue:
+def maximum_pool(cx: KernelContext) -> QuantizedValue:
     """Maximum pooling of [(N,) C, (H,) W]; padding does not count."""
     arguments = arguments_of(cx.node)
     x = cx.requantize(cx.operand(arguments["self"]), cx.result.q)
     spatial, window = _spatial_axes(cx), _read_windows(cx, arguments)
-    dilation = read_pair(arguments["dilation"], spatial, 1)
+    dilation = to_height_width(arguments["dilation"], spatial, 1)
     if dilation != [1, 1]:
         raise Unsupported("the pooling kernels have no dilation")
-    image, pad = to_image(cx, x, spatial), window.pad
+    image, pad = to_nhwc_image(cx, x, spatial), window.pad
     if arguments["ceil_mode"] and _has_partial_windows(cx, x, window):
         image, pad = _pad_for_ceil_mode(cx, image, window), [0, 0]
     limits = (x.zero_point, x.zero_point, cx.result.low, cx.result.high)
     parameters = (window.kernel, window.stride, pad, dilation, False, *limits)
-    return from_image(cx, cx.emit.call_kernel("quantized_max_pool2d_nhwc", image, *parameters), spatial)
+    return from_nhwc_image(cx, cx.emit.call_kernel("quantized_max_pool2d_nhwc", image, *parameters), spatial)
 
 
-def _pad_for_ceil_mode(cx: Context, image: Node, window: _Windows) -> Node:
+def _pad_for_ceil_mode(cx: KernelContext, image: Node, window: _Windows) -> Node:
     """Pad an NHWC image with the smallest integer, so that windows that reach beyond it become whole."""
     sizes, results = image.meta["val"].shape[1:3], spatial_pair(cx.node.meta["val"].shape, _spatial_axes(cx))
     parameters = (window.kernel, window.stride, window.pad)
@@ -206,19 +203,3 @@ def _pad_for_ceil_mode(cx: Context, image: Node, window: _Windows) -> Node:
         for size, result, k, s, p in zip(sizes, results, *parameters, strict=True)
     ]
     return cx.emit.pad(image, [0, *window.pad, 0], [0, *post, 0], -128)
-
-
-@rule(aten.softmax.int, aten._softmax.default, aten._safe_softmax.default)
-def softmax(cx: Context) -> QuantizedValue:
-    """Softmax, along any dimension: the kernel computes it along the last one."""
-    x = cx.operand(cx.node.args[0])
-    dim = x.normalize_dim(int(arguments_of(cx.node)["dim"]))
-    layout = (*(axis for axis in x.layout if axis != dim), dim)
-    try:
-        parameters = softmax_parameters(x.scale)
-    except ValueError as error:
-        raise Unsupported(str(error)) from error
-    stored = cx.emit.materialize(x, layout)
-    node = cx.emit.call_kernel("softmax", stored, x.rank - 1, x.zero_point, OUTPUT_ZERO_POINT, *parameters)
-    value = QuantizedValue.from_node(node, _SOFTMAX_RESULT, layout)
-    return cx.clamp(cx.requantize(value, cx.result.q))

@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 
 from arm_backend_core.cortex_m.quantized_value import QuantizedValue
-from arm_backend_core.cortex_m.rules.context import Context, apply_table, rule
+from arm_backend_core.cortex_m.rules.context import KernelContext, apply_table, rule
 from arm_backend_core.nodes import is_dequantize, overload_of
 from arm_backend_core.qparams import QParams
 
@@ -27,21 +27,21 @@ _LOGIC = (
 
 
 @rule(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
-def where(cx: Context) -> QuantizedValue:
+def where(cx: KernelContext) -> QuantizedValue:
     """One of two tensors or numbers for each element."""
     condition = _condition(cx, cast(Node, cx.node.args[0]))
     branches = [_branch(cx, argument) for argument in cx.node.args[1:3]]
     return cx.clamp(cx.make_result(cx.emit.call(aten.where.self, condition, *branches)))
 
 
-def _branch(cx: Context, argument: Any) -> Node:
+def _branch(cx: KernelContext, argument: Any) -> Node:
     """A tensor or a number, as integers with the parameters of the result."""
     if isinstance(argument, Node):
         return cx.emit.materialize(cx.requantize(cx.operand(argument), cx.result.q))
     return cx.emit.constant(cx.result.q.quantize(np.array(float(argument))).astype(np.int8), "operand")
 
 
-def _condition(cx: Context, argument: Node) -> Node:
+def _condition(cx: KernelContext, argument: Node) -> Node:
     """A tensor of booleans. A condition that cannot be computed from int8 values stays in floating point."""
     constant = cx.constant_data(argument)
     if constant is not None:
@@ -56,7 +56,7 @@ def _condition(cx: Context, argument: Node) -> Node:
     return argument
 
 
-def _compare_with_number(cx: Context, node: Node) -> Node:
+def _compare_with_number(cx: KernelContext, node: Node) -> Node:
     """A comparison with a number: a table of zeros and ones."""
     x, number = cx.operand(node.args[0]), node.args[1]
     real = torch.from_numpy((np.arange(-128, 128) - x.zero_point).astype(np.float32) * np.float32(x.scale))
@@ -65,7 +65,7 @@ def _compare_with_number(cx: Context, node: Node) -> Node:
     return cx.emit.call(aten.ne.Scalar, cx.emit.materialize(flags), 0)
 
 
-def _compare(cx: Context, node: Node) -> Node:
+def _compare(cx: KernelContext, node: Node) -> Node:
     """A comparison of two tensors: of their integers, if both have the same parameters."""
     first, second = (cx.operand(argument) for argument in node.args[:2])
     if not first.q.is_equivalent(second.q):

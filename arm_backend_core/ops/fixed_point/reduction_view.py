@@ -130,7 +130,7 @@ class ReductionView:
         and U65, and a fortieth on U85. If the sum of all parts could exceed 32 bits, the sums of the parts are shifted
         right first.
         """
-        if self.n != 2 or peak is not None or not x.b.target.hardware.npu:
+        if self.n != 2 or peak is not None or not x.b.target.hardware.is_npu:
             total = x.to_int32().sum(self.axis, peak)
             if self.parts == 1:
                 return total

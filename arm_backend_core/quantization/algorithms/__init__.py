@@ -1,1 +1,1 @@
-"""Quantization algorithms: each module implements one published method or one graph transformation."""
+"""Quantization algorithms: one published method, graph transformation or choice of precision a module."""

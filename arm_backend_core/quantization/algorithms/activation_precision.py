@@ -101,7 +101,7 @@ def _use_int16_for_angles(graph: Graph) -> None:
     constants = Constants(cast(GraphModule, graph.owning_module))
     for sine in sine_nodes:
         *movement, angle = _trace_movement(sine)
-        if _is_embedding(angle, constants):
+        if _is_product_with_frequencies(angle, constants):
             *sources, _ = _trace_movement(angle, next(x for x in angle.all_input_nodes if x not in constants))
             for reader in (sine, *movement, angle, *sources):
                 _annotate_int16(reader, result=reader is angle)
@@ -116,7 +116,7 @@ def _trace_movement(reader: Node, source: Node | None = None) -> Iterator[Node]:
     yield source
 
 
-def _is_embedding(angle: Node, constants: Constants) -> bool:
+def _is_product_with_frequencies(angle: Node, constants: Constants) -> bool:
     """Whether ``angle`` is a product of floats and constant frequencies (``_MIN_FREQUENCY_RATIO``)."""
     if angle.target is not torch.ops.aten.mul.Tensor or len(angle.all_input_nodes) != 2:
         return False

@@ -109,7 +109,7 @@ def _tensor_key(model: ObservedProgram, node: Node) -> Hashable:
     """Return the identity of a model's tensor. For a tensor that a pass created, return a hash of its values."""
     if node in model.tensor_ids:
         return model.tensor_ids[node]
-    tensor: Tensor = attrgetter(str(node.target))(model.model).detach()
+    tensor: Tensor = attrgetter(str(node.target))(model.graph_module).detach()
     return tuple(tensor.shape), hashlib.sha256(tensor.contiguous().numpy().data).digest()
 
 
@@ -119,14 +119,14 @@ def _correct_bias(use: _WeightUse, mean: _ChannelMean) -> tuple[Tensor, Tensor]:
     if use.bias is None:
         old = torch.zeros(len(mean_error), dtype=torch.float32)
     else:
-        old = attrgetter(str(use.bias.target))(use.model.model)
+        old = attrgetter(str(use.bias.target))(use.model.graph_module)
     return old, (old.detach().double() - mean_error).to(old.dtype)
 
 
 def _mean_output_error(model: ObservedProgram, weight: Node, node: Node, mean: _ChannelMean) -> Tensor:
     """Compute the mean error that quantization of the weight causes, for each output channel."""
     name = str(weight.target)
-    current = attrgetter(name)(model.model).detach()
+    current = attrgetter(name)(model.graph_module).detach()
     float_weight = model.original_values.get(name, current).detach()
     observer = model.observers[weight, node]
     scale = observer.calculate_qparams()[0].to(float_weight.dtype).reshape(-1, *[1] * (float_weight.dim() - 1))
@@ -147,7 +147,7 @@ def _mean_output_error(model: ObservedProgram, weight: Node, node: Node, mean: _
 
 
 def _set_bias(use: _WeightUse, old: Tensor, new: Tensor) -> None:
-    model, module, first = use.model, use.model.model, use.nodes[0]
+    model, module, first = use.model, use.model.graph_module, use.nodes[0]
     if use.bias is not None and (use.bias, first) in model.observers:
         model.original_values[str(use.bias.target)] = old
         setattr(module, str(use.bias.target), new)

@@ -28,7 +28,7 @@ from arm_backend_core.aten.layer_affine import (
     fold_into_reader,
     insert_depthwise,
 )
-from arm_backend_core.graph_edits import pass_on_dropout
+from arm_backend_core.graph_edits import propagate_dropout_metadata
 from arm_backend_core.nodes import FEEDS_DROPOUT, TIMESTEP_SLOT, is_state, readers_through
 from arm_backend_core.ops.catalog import find_record, is_sinusoid
 from arm_backend_core.ops.registry import AnnotationKind
@@ -231,7 +231,7 @@ class _Rewriter:
         shape = chain.source.meta["val"].shape
         if chain.axis != 1 or len(shape) not in (3, 4):
             return "its channels are not dimension 1 of a tensor with 3 or 4 dimensions"
-        if not self.hardware.npu:
+        if not self.hardware.is_npu:
             return "the target has no NPU"
         if not _is_beside_convolution(chain):
             return "no convolution is beside it, so that a depthwise one would have to transpose"
@@ -278,7 +278,7 @@ def _trace_producer(chain: AffineChain) -> tuple[list[Node], int]:
 
 
 def _replace(chain: AffineChain, result: Node) -> None:
-    pass_on_dropout(chain.last, result)
+    propagate_dropout_metadata(chain.last, result)
     chain.last.replace_all_uses_with(result)
     for node in reversed(chain.nodes):
         node.graph.erase_node(node)

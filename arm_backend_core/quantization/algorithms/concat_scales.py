@@ -26,14 +26,14 @@ from arm_backend_core.nodes import TIMESTEP_SLOT, is_float, readers_through
 from arm_backend_core.ops.catalog import find_record, has_shared_qparams
 from arm_backend_core.quantization import get_symmetric_a16w8_quantization_config
 from arm_backend_core.quantization.annotator import ANNOTATION
-from arm_backend_core.quantization.graph_observers import describe_observed_tensors
+from arm_backend_core.quantization.graph_observers import set_observer_properties
 from arm_backend_core.quantization.observer import RangeObserver
 
 
 class ObservedModel(Protocol):
     """The part of ``quantization.ptq.ObservedProgram`` that this algorithm reads and changes."""
 
-    model: GraphModule
+    graph_module: GraphModule
     observers: dict[Any, Any]
     value_hooks: list[tuple[Node, Callable[[Tensor], Any]]]
 
@@ -84,7 +84,7 @@ class ConcatScales:
         self._model, self._int16_outputs, self._groups = model, int16_outputs, list[_Group]()
         if not separate:
             return
-        self._specs: dict[EdgeOrNode, Any] = prepare._get_edge_or_node_to_qspec(model.model)
+        self._specs: dict[EdgeOrNode, Any] = prepare._get_edge_or_node_to_qspec(model.graph_module)
         edges_or_nodes: dict[Any, list[EdgeOrNode]] = {}
         for edge_or_node, observer in model.observers.items():
             edges_or_nodes.setdefault(observer, []).append(edge_or_node)
@@ -189,7 +189,7 @@ class ConcatScales:
         for edge_or_node, spec in self._specs.items():
             if isinstance(spec, DerivedQuantizationSpec):
                 observers[edge_or_node].obs_or_fqs = [observers[source] for source in spec.derived_from]
-        describe_observed_tensors((self._model.model, observers))
+        set_observer_properties((self._model.graph_module, observers))
 
 
 def _find_shared_scales(edges_or_nodes: Iterable[EdgeOrNode], specs: Mapping[EdgeOrNode, Any]) -> UnionFind:

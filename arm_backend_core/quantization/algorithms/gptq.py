@@ -54,7 +54,7 @@ class Gptq:
 
     def apply(self) -> None:
         """Round the weights; runs after calibration and before bias correction."""
-        module = self._model.model
+        module = self._model.graph_module
         for weight, (nodes, moments) in self._moments.items():
             name, observer = str(weight.target), self._model.observers[weight, nodes[0]]
             float_weight = attrgetter(name)(module).detach()

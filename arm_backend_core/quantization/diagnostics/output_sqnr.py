@@ -77,7 +77,7 @@ class _FloatInterpreter(GraphInterpreter):
         self._model, self._fake_quantize, self._on_float = model, fake_quantize, on_float
 
     def get_attr(self, node: Node) -> Any:
-        value = attrgetter(str(node.target))(self._model.model)
+        value = attrgetter(str(node.target))(self._model.graph_module)
         if self._fake_quantize or not is_float_tensor(value):
             return value
         return self._model.float_constants.get(str(node.target), value)  # the bias before bias correction

@@ -91,7 +91,7 @@ class FakeQuantProgram:
         self._output_count = sum(spec.kind is OutputKind.USER_OUTPUT for spec in signature.output_specs)
         with torch.no_grad(), ParameterTape(self._tensors) as self._tape:
             self.observed = observe(program)
-        graph, module = self.observed.graph, self.observed.model
+        graph, module = self.observed.graph, self.observed.graph_module
         attribute_nodes = {str(node.target): node for node in graph.find_nodes(op="get_attr")}
         self._attributes: dict[str, Tensor] = {name: attrgetter(name)(module) for name in attribute_nodes}
         self.norms, self.dropouts = layers.locate(graph)
@@ -119,7 +119,7 @@ class FakeQuantProgram:
         current_value_of = self._tape.replay(lambda name: tensors.get(name, self._tensors[name]))
         constants = {name: current_value_of(tensor) for name, tensor in self._attributes.items()}
         for name, value in constants.items():
-            self.observed.model._buffers[name] = value.detach()
+            self.observed.graph_module._buffers[name] = value.detach()
         self.norm_affines = {node: affine.map(current_value_of) for node, affine in self._affines.items()}
         return constants
 
@@ -166,7 +166,7 @@ class FakeQuantInterpreter(GraphInterpreter):
         for observer in weights:
             observer.bias_constraints.clear()
         for node in self._program.weighted_nodes:
-            register_bias(self._program.observed.model, node, self._observers)
+            register_bias(self._program.observed.graph_module, node, self._observers)
         for observer, edge_or_node in weights.items():
             source = edge_or_node if isinstance(edge_or_node, Node) else edge_or_node[0]
             if source.op == "get_attr":

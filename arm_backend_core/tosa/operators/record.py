@@ -85,7 +85,9 @@ class TypeRow:
 
     def is_supported_by(self, target: Target) -> bool:
         """Whether the profiles and extensions of ``target`` include this row."""
-        return any(target.supports.issuperset(requirement.split("&")) for requirement in self.requirements)
+        return any(
+            target.profiles_and_extensions.issuperset(requirement.split("&")) for requirement in self.requirements
+        )
 
 
 #: Function that yields an operator's violations of the specification, as in "TOSA has no <kind> with <violation>".

@@ -27,7 +27,7 @@ def lower_bool_to_int8(graph: Graph, target: Target) -> None:
     Before this pass, ``compose_tables`` has replaced int8 chains with comparisons by TABLEs. In the next round,
     ``compose_tables`` can also include the arithmetic that this pass emits for the other comparisons.
     """
-    if target.hardware.booleans:
+    if target.hardware.has_booleans:
         return
     for value in graph.inputs:
         value.dtype = DType.INT8 if value.dtype is DType.BOOL else value.dtype

@@ -37,7 +37,7 @@ def duplicate_convolutions(graph: Graph, target: Target) -> None:
     A separate per-channel RESCALE takes 20 cycles per element on U55-128. On U55, Vela rejects a RESCALE of INT48 that
     it does not fuse into the convolution.
     """
-    if target.hardware.npu:
+    if target.hardware.is_npu:
         apply_once(graph, target, {"RESCALE": [_duplicate_convolution]})
 
 

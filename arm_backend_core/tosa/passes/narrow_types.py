@@ -36,7 +36,7 @@ def convert_weights_to_int4(graph: Graph, target: Target) -> None:
 
     NPUs are skipped, because Vela encodes INT4 and int8 weights equally.
     """
-    for op in graph.ops if not target.hardware.npu else ():
+    for op in graph.ops if not target.hardware.is_npu else ():
         if op.attrs.get("weight_zp") != 0:
             continue
         x, weight, bias = op.inputs

@@ -37,7 +37,7 @@ _MAX_IM2COL_PATCH = 256
 
 def apply_space_to_depth(graph: Graph, target: Target) -> None:
     """Apply space-to-depth or im2col to every CONV2D that then takes fewer estimated cycles."""
-    if target.hardware.npu:
+    if target.hardware.is_npu:
         rewrite_to_fixpoint(graph, target, {"CONV2D": [rewrite_strided_convolution]})
 
 

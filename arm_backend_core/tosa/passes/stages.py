@@ -90,7 +90,7 @@ class StageChecker:
     def _refusal(self, op: Op, stage: Stage) -> str | None:
         tensors = tuple((id(x), id(x.data), x.shape, x.dtype) for x in (*op.inputs, op.output))
         awaits_lowering = (
-            stage.allows_bool and not self._target.hardware.booleans and any(x[3] is DType.BOOL for x in tensors)
+            stage.allows_bool and not self._target.hardware.has_booleans and any(x[3] is DType.BOOL for x in tensors)
         )
         key = (op.kind, awaits_lowering, id(op.attrs), tensors)
         if op in self._legal_operators and self._legal_operators[op][0] == key:

@@ -149,7 +149,7 @@ def _find_integer_scales(addition: Op, rewriter: Rewriter, *, use_merged: bool) 
     Returns:
         (RESCALEs, integer scales), or None.
     """
-    rescales, factors, only_single_use = [], [], rewriter.builder.target.vela == (5, 1)
+    rescales, factors, only_single_use = [], [], rewriter.builder.target.vela_release == (5, 1)
     for value in addition.inputs:
         rescale = producer(value, "RESCALE")
         if rescale is not None and use_merged and not only_single_use:

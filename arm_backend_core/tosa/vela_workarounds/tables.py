@@ -24,7 +24,7 @@ def duplicate_cheap_producers(graph: Graph, target: Target) -> None:
     An int16 TABLE then reads a copy of its operand, and a MATMUL the result of duplicated arithmetic. A TABLE of 100
     elements takes 2,600 cycles if it is not fused, and an addition or a copy 100 (U55-128 and U85-256).
     """
-    if target.hardware.npu:
+    if target.hardware.is_npu:
         apply_once(graph, target, {"TABLE": [_copy_table_operand], "RESHAPE": [_duplicate_matmul_column]})
 
 

@@ -64,4 +64,4 @@ AnyWorkaround = Workaround[Any] | GraphWorkaround[Any]
 
 def is_needed(workaround: AnyWorkaround, target: Target) -> bool:
     """Whether ``target``'s NPU family and Vela release have the bug. An unknown release is assumed to have all bugs."""
-    return workaround.name in target.hardware.vela_bugs and (target.vela is None or target.vela in workaround.releases)
+    return workaround.name in target.hardware.vela_bugs and target.vela_release in (None, *workaround.releases)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from executorch.export import ExportRecipe
     from torch.export import ExportedProgram
 
-    from arm_backend_core.compilation_log import Delegate
+    from arm_backend_core.compilation_log import DelegateRecord
     from arm_backend_core.partitioner import EthosUPartitioner
     from arm_backend_core.targets.compile_spec import EthosUCompileSpec
     from arm_recipes.explore.sweep.rows import ProgramEstimates
@@ -26,7 +26,7 @@ _LoweredDelegates = tuple[Sequence[LoweredDelegate], Sequence["np.ndarray[Any, A
 
 
 def advise(
-    recipe: ExportRecipe | None, delegates: Sequence[Delegate], programs: Mapping[str, ExportedProgram]
+    recipe: ExportRecipe | None, delegates: Sequence[DelegateRecord], programs: Mapping[str, ExportedProgram]
 ) -> AdviceList:
     """Compile an Ethos-U program again, with one change at a time.
 
@@ -59,7 +59,7 @@ def advise(
 def _evaluate_changes(
     recipe: ExportRecipe | None,
     partitioner: EthosUPartitioner,
-    delegates: Sequence[Delegate],
+    delegates: Sequence[DelegateRecord],
     programs: Mapping[str, ExportedProgram],
 ) -> AdviceList:
     from arm_recipes.explore.advice.channels import try_fewer_channels
@@ -114,7 +114,7 @@ _CONSTANT_MEMORY_NAMES = {"OnChipFlash": "SRAM", "OffChipFlash": "flash", "Dram"
 class _ChangeEvaluator:
     """Compiles the program with one change at a time, and collects results and notes."""
 
-    def __init__(self, spec: EthosUCompileSpec, delegates: Sequence[Delegate], loops: LoopRolling) -> None:
+    def __init__(self, spec: EthosUCompileSpec, delegates: Sequence[DelegateRecord], loops: LoopRolling) -> None:
         self._spec, self._loops = spec, loops
         lowered = [describe_delegate(delegate) for delegate in delegates]
         self._delegates: _LoweredDelegates = lowered, [np.frombuffer(delegate.tosa, np.uint8) for delegate in delegates]

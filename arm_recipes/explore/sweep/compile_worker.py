@@ -19,7 +19,7 @@ from arm_recipes.report.ram import npu_parts
 if TYPE_CHECKING:
     import numpy as np
 
-    from arm_backend_core.backends.payload import VelaEstimates
+    from arm_backend_core.backends.vela_estimates import VelaEstimates
     from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 
 #: Version of the cached records; increase it when their format changes.
@@ -94,11 +94,11 @@ def compile_delegates(
     try:
         with (
             contextlib.suppress(Exception),
-            compilation_log.record(),
+            compilation_log.open_log(),
         ):  # use the defaults if the search fails, as an export does
             if graphs:
                 return index, _compile_all(spec, delegates, (choose_deferred(graph, spec) for graph in graphs))
-        with compilation_log.record():
+        with compilation_log.open_log():
             return index, _compile_all(spec, delegates, default_flatbuffers)
     except ArmBackendError as error:
         return index, str(error)

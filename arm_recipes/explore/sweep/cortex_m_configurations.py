@@ -145,14 +145,14 @@ def _failed_row(configuration: ProcessorConfiguration, error: str) -> Row:
 
 
 def _row(configuration: ProcessorConfiguration, **values: Any) -> Row:
-    from arm_backend_core.cortex_m.cost.processors import PEAK_MACS, code_of
+    from arm_backend_core.cortex_m.cost.processors import PEAK_MACS, code_variant_of
     from arm_recipes.explore.sweep.rows import Row
 
     clock = "" if configuration.megahertz is None else f"{configuration.megahertz:g} MHz"
     return Row(
         recipe=CORTEX_M_RECIPE,
         target=configuration.processor.cpu,
-        macs=int(PEAK_MACS.of(code_of(configuration.processor))),
+        macs=int(PEAK_MACS.of(code_variant_of(configuration.processor))),
         system_config=clock,
         memory_mode="",
         **values,

@@ -20,7 +20,7 @@ from arm_backend_core.alternatives.deferred import DeferredTuningSpec
 from arm_backend_core.delegate import delegate
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import ArmBackendError
-from arm_backend_core.quantization.hardware_dependencies import differing_facts
+from arm_backend_core.quantization.hardware_dependencies import find_changed_dependencies
 from arm_backend_core.recurrent.roll_recurrent_loops import LoopRolling
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.targets.target import Target
@@ -83,7 +83,7 @@ class QuantizedProgram:
             strict=None,
             progress=False,
         )
-        with compile_lock(), compilation_log.record():
+        with compile_lock(), compilation_log.open_log():
             self.unlowered, copies = pipeline.quantize_programs()
         self._program_to_lower = copies[METHOD]
         self._lowered: dict[Target, LoweredProgram | str] = {}
@@ -96,7 +96,7 @@ class QuantizedProgram:
 
     def fits(self, target: Target) -> bool:
         """Whether quantization for ``target`` would give this program."""
-        return not differing_facts(self.unlowered.hardware_facts, target.hardware)
+        return not find_changed_dependencies(self.unlowered.hardware_dependencies, target.hardware)
 
     def lower(self, target: Target) -> LoweredProgram | str:
         """Lower the program for an NPU. Returns an error message if this fails."""
@@ -125,7 +125,7 @@ def lower_program(program: ExportedProgram, target: Target, loops: LoopRolling |
     """
     spec = DeferredTuningSpec(target)
     try:
-        with compilation_log.record() as log:
+        with compilation_log.open_log() as log:
             delegate((loops or LoopRolling()).roll_loops(program, spec), spec)
         if len(spec.graphs) != len(log.delegates):
             # A rolled loop of recurrent steps did not become a delegate: lower again without rolling loops.
@@ -135,17 +135,17 @@ def lower_program(program: ExportedProgram, target: Target, loops: LoopRolling |
     except Exception as error:  # report it in the row, and continue with the other configurations
         return f"{type(error).__name__}: {error}"
     if not log.delegates:
-        reasons = dict.fromkeys(f"{refused.operator}: {refused.reason}" for refused in log.rejected)
+        reasons = dict.fromkeys(f"{refused.operator}: {refused.reason}" for refused in log.refused_operators)
         return f"{target.name} runs none of the model's operators: " + "; ".join(reasons)
     flatbuffers, graphs = (
         tuple(np.frombuffer(data, np.uint8) for data in each)
         for each in ([record.tosa for record in log.delegates], spec.graphs)
     )
     units = map(describe_delegate, log.delegates, spec.graphs)
-    return LoweredProgram(tuple(units), flatbuffers, graphs, len(log.rejected))
+    return LoweredProgram(tuple(units), flatbuffers, graphs, len(log.refused_operators))
 
 
-def describe_delegate(record: compilation_log.Delegate, graph: bytes = b"") -> LoweredDelegate:
+def describe_delegate(record: compilation_log.DelegateRecord, graph: bytes = b"") -> LoweredDelegate:
     """Describe a delegate for ``compile_delegates``; ``graph`` is its graph before alternatives are chosen."""
     return LoweredDelegate(
         name=record.name,

@@ -25,7 +25,7 @@ _UNPICKLED_MODULES = (
     "arm_recipes.runtime.tensor_info",
     "arm_recipes.stages.edge.cpu_operators",
     "arm_backend_core.compilation_log",
-    "arm_backend_core.backends.payload",
+    "arm_backend_core.backends.vela_estimates",
     "arm_backend_core.targets.cortex_m",
     "arm_backend_core.tosa.graph",
 )

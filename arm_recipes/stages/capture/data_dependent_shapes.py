@@ -169,10 +169,10 @@ def _is_mask(x: Any) -> bool:
 
 def _masked_writes_to_where(graph: Graph) -> bool:
     """Rewrite ``y[mask] = f(x[mask])`` to ``where(mask, f(x), y)``, for elementwise functions ``f``."""
-    from arm_backend_core.nodes import mutates
+    from arm_backend_core.nodes import has_mutable_schema
 
     order = {node: position for position, node in enumerate(graph.nodes)}
-    writes = [position for node, position in order.items() if mutates(node)]
+    writes = [position for node, position in order.items() if has_mutable_schema(node)]
 
     def is_same_mask(one: Node, other: Node) -> bool:
         """Whether two masks are equal: they are the same expression, and no node between them mutates a tensor."""

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from arm_backend_core.recurrent.recurrent_ops import TRACED_LAYERS
+from arm_backend_core.recurrent.recurrent_ops import RECURRENT_OPS
 from arm_recipes.stages.capture.constant_propagation import KnownValue, KnownValues, function_name, has_static_shape
 
 #: Tensor methods that read values -> the Python function that computes their result.
@@ -219,11 +219,11 @@ def trace_recurrent_layers_by_shape() -> Iterator[None]:
     the kernels for both.
     """
     try:
-        for layer, kernels in TRACED_LAYERS.items():
+        for layer, kernels in RECURRENT_OPS.items():
             _set_kernels(layer, dict.fromkeys(kernels, _empty_outputs))
         yield
     finally:
-        for layer, kernels in TRACED_LAYERS.items():
+        for layer, kernels in RECURRENT_OPS.items():
             _set_kernels(layer, kernels)
 
 

@@ -48,7 +48,7 @@ def describe_training_behavior(program: ExportedProgram, *, captured_by_user: bo
 
 def _training_behavior(node: Node) -> str | None:
     """The training behavior of ``node``, or None."""
-    from arm_backend_core.nodes import arguments_of, is_random, mutates, overload_of
+    from arm_backend_core.nodes import arguments_of, has_mutable_schema, is_random, overload_of
 
     overload = overload_of(node.target)
     if node.op != "call_function" or overload is None or overload.namespace != "aten":
@@ -57,7 +57,7 @@ def _training_behavior(node: Node) -> str | None:
     is_training = any(arguments.get(name) is True for name in ("training", "train", "use_input_stats"))
     if is_training and arguments.get("running_mean") is not None:
         return _BATCH_STATISTICS
-    if not is_random(node) or not (node.users or mutates(node)):
+    if not is_random(node) or not (node.users or has_mutable_schema(node)):
         return None
     if "dropout_p" in arguments:
         return _ATTENTION_DROPOUT

@@ -22,7 +22,7 @@ from arm_backend_core.backends.ethosu_commands import (
     decode_commands,
     encode_command,
     is_u85,
-    pack_stream,
+    pack_command_stream,
 )
 from arm_recipes._internal.executorch_programs import delegates_of, set_payload, store_named_data
 from arm_recipes._internal.messages import warn
@@ -188,7 +188,7 @@ class CommandStream:
         for word, address in addresses.items():
             words[word] = (words[word] & 0xFF00FFFF) | (address >> 32) << 16
             words[word + 1] = address & 0xFFFFFFFF
-        return pack_stream(self._stream, words)
+        return pack_command_stream(self._stream, words)
 
     def _find_constant_reads(self) -> Iterator[ConstantRead]:
         """Yield the reads of constants, in program order. Registers keep their values between commands."""

@@ -7,8 +7,8 @@ import pytest
 from arm_backend_core.cortex_m.cost.processors import (
     CYCLES_PER_INSTRUCTION,
     PEAK_MACS,
-    Code,
-    code_of,
+    CodeVariant,
+    code_variant_of,
     has_fpu,
     to_cycles,
 )
@@ -23,17 +23,17 @@ def test_each_processor_has_a_pace_with_a_source() -> None:
 @pytest.mark.parametrize(
     ("cpu", "isa", "code"),
     [
-        ("cortex-m0", None, Code.BASELINE),
-        ("cortex-m23", None, Code.BASELINE),
-        ("cortex-m3", None, Code.MAINLINE),
-        ("cortex-m4", "scalar", Code.MAINLINE),
-        ("cortex-m33", None, Code.DSP),
-        ("cortex-m55", Isa.DSP, Code.DSP),
-        ("cortex-m85", None, Code.MVE),
+        ("cortex-m0", None, CodeVariant.BASELINE),
+        ("cortex-m23", None, CodeVariant.BASELINE),
+        ("cortex-m3", None, CodeVariant.MAINLINE),
+        ("cortex-m4", "scalar", CodeVariant.MAINLINE),
+        ("cortex-m33", None, CodeVariant.DSP),
+        ("cortex-m55", Isa.DSP, CodeVariant.DSP),
+        ("cortex-m85", None, CodeVariant.MVE),
     ],
 )
-def test_the_instruction_set_determines_the_code(cpu: str, isa: str | None, code: Code) -> None:
-    assert code_of(Processor.resolve(cpu, isa)) is code
+def test_the_instruction_set_determines_the_code(cpu: str, isa: str | None, code: CodeVariant) -> None:
+    assert code_variant_of(Processor.resolve(cpu, isa)) is code
 
 
 def test_only_small_processors_have_no_fpu() -> None:
@@ -43,4 +43,4 @@ def test_only_small_processors_have_no_fpu() -> None:
 
 def test_cycles_are_instructions_at_the_processors_pace() -> None:
     assert to_cycles(Processor.resolve("cortex-m4"), 1000) == round(1000 * CYCLES_PER_INSTRUCTION["cortex-m4"].cycles)
-    assert PEAK_MACS.of(Code.MVE) == 8
+    assert PEAK_MACS.of(CodeVariant.MVE) == 8

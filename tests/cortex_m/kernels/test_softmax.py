@@ -12,7 +12,7 @@ from arm_backend_core.cortex_m.kernels.softmax import (
     OUTPUT_SCALE,
     OUTPUT_ZERO_POINT,
     exp_of_negative,
-    find_row_limitation,
+    find_softmax_limitation,
     reciprocal_of_one_plus,
     softmax,
     softmax_parameters,
@@ -81,7 +81,7 @@ def test_scales_without_parameters(scale: float) -> None:
     ],
 )
 def test_row_sizes_that_cmsis_nn_computes_wrongly(isa: Isa, size: int, limitation: str | None) -> None:
-    found = find_row_limitation(isa, (2, size), -1)
+    found = find_softmax_limitation(isa, (2, size), -1)
     assert found is None if limitation is None else found is not None and limitation in found
 
 

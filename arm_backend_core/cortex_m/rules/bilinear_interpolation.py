@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from arm_backend_core.cortex_m.kernels.registry import Array
 from arm_backend_core.cortex_m.quantized_value import QuantizedValue
-from arm_backend_core.cortex_m.rules.context import Context, Weight, rule, single_multiplier
+from arm_backend_core.cortex_m.rules.context import KernelContext, Weight, rule, single_multiplier
 from arm_backend_core.cortex_m.rules.convolution import ConvParameters, convolve_image
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.permutation import Layout
@@ -27,7 +27,7 @@ _MAX_DENOMINATOR = 127
 
 
 @rule(aten.upsample_bilinear2d.vec, aten.upsample_bilinear2d.default)
-def upsample_bilinear(cx: Context) -> QuantizedValue:
+def upsample_bilinear(cx: KernelContext) -> QuantizedValue:
     """Bilinear interpolation of [N, C, H, W].
 
     Raises:
@@ -41,7 +41,7 @@ def upsample_bilinear(cx: Context) -> QuantizedValue:
     return cx.clamp(cx.requantize(x, cx.result.q))
 
 
-def _weights(cx: Context, x: QuantizedValue, axis: int) -> Array:
+def _weights(cx: KernelContext, x: QuantizedValue, axis: int) -> Array:
     """Weights [results, elements] of the interpolation along an axis: the results for unit vectors."""
     size, other = x.shape[axis], x.shape[5 - axis]
     shape = (size, 1, size, other) if axis == 2 else (size, 1, other, size)
@@ -51,7 +51,7 @@ def _weights(cx: Context, x: QuantizedValue, axis: int) -> Array:
     return vectors.T.numpy()
 
 
-def _interpolate(cx: Context, x: QuantizedValue, axis: int, matrix: Array) -> QuantizedValue:
+def _interpolate(cx: KernelContext, x: QuantizedValue, axis: int, matrix: Array) -> QuantizedValue:
     """Interpolate along one axis of [N, C, H, W]. The result has the parameters of ``cx.result``."""
     numerators, denominator = _to_integers(matrix)
     factor = matrix.shape[0] // matrix.shape[1]
@@ -98,7 +98,9 @@ def _phases(numerators: Array, factor: int) -> Array | None:
     return taps.astype(np.int8) if np.array_equal(folded, middle) else None
 
 
-def _convolve_phases(cx: Context, x: QuantizedValue, axis: int, phases: Array, denominator: int) -> QuantizedValue:
+def _convolve_phases(
+    cx: KernelContext, x: QuantizedValue, axis: int, phases: Array, denominator: int
+) -> QuantizedValue:
     """Compute the results phase, phase + factor, ... by one depthwise convolution for each phase; interleave them."""
     image, at = cx.emit.materialize(x, _NHWC), axis - 1
     padded = _repeat_edges(cx, image, at)
@@ -122,14 +124,14 @@ def _kernel_shape(axis: int) -> tuple[int, int]:
     return (3, 1) if axis == 2 else (1, 3)
 
 
-def _repeat_edges(cx: Context, image: Node, at: int) -> Node:
+def _repeat_edges(cx: KernelContext, image: Node, at: int) -> Node:
     """An NHWC image with its first and last row or column once more."""
     size = image.meta["val"].shape[at]
     edges = [cx.emit.call(aten.slice_copy.Tensor, image, at, start, start + 1, 1) for start in (0, size - 1)]
     return cx.emit.call(aten.cat.default, [edges[0], image, edges[1]], at)
 
 
-def _multiply(cx: Context, x: QuantizedValue, axis: int, numerators: Array, denominator: int) -> QuantizedValue:
+def _multiply(cx: KernelContext, x: QuantizedValue, axis: int, numerators: Array, denominator: int) -> QuantizedValue:
     """A product of the matrix of weights with the elements along ``axis``."""
     kept = tuple(other for other in _NHWC if other != axis)
     layout = (*kept, axis)
