@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from arm_backend_core.errors import ArmBackendError
+from arm_recipes._internal.errors import ArmRecipesWarning, ExportError
 from arm_recipes._internal.files import check_writable, write
-from arm_recipes._internal.messages import LOGGER, ArmRecipesWarning, ExportError
+from arm_recipes._internal.messages import LOGGER
 from arm_recipes._internal.versions import TOOLS, version
 from arm_recipes.cli import (
     compare,

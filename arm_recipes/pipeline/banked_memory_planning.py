@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from arm_recipes._internal.messages import BudgetError, ExportError
+from arm_recipes._internal.errors import BudgetError, ExportError
 from arm_recipes._internal.rendering import as_text
 from arm_recipes.recipe.options import parse_bytes
 from arm_recipes.report.ram import npu_parts, sum_by_memory

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from arm_backend_core.compilation_log import delegate_record
+from arm_recipes._internal.errors import BudgetError
 from arm_recipes._internal.executorch_programs import delegates_of, named_data_bytes
-from arm_recipes._internal.messages import BudgetError
 from arm_recipes._internal.rendering import as_text, format_bytes
 from arm_recipes.pipeline.banked_memory_planning import PlannedMemories, check_memory_budgets
 from arm_recipes.recipe.recipe import ArmRecipe

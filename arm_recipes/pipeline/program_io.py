@@ -10,7 +10,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, OutputKind, TensorArgument
 
 from arm_backend_core.program import mutated_buffers
-from arm_recipes._internal.messages import ExportError
+from arm_recipes._internal.errors import ExportError
 from arm_recipes.runtime.tensor_info import TensorInfo
 
 

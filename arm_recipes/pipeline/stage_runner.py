@@ -10,7 +10,7 @@ from executorch.export.stages import PipelineArtifact, Stage
 from torch.fx import Graph
 
 from arm_recipes._internal.error_location import describe_error, is_user_message
-from arm_recipes._internal.messages import ExportError
+from arm_recipes._internal.errors import ExportError
 
 #: Stage -> verb in error messages, as in "quantizing 'forward'".
 _STAGE_VERBS = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from arm_recipes._internal.messages import ExportError
+from arm_recipes._internal.errors import ExportError
 from arm_recipes.report.kernels import BIT_EXACT_OPERATORS, is_kernel_call
 
 if TYPE_CHECKING:

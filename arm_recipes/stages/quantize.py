@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantizer import Quantizer
 
-from arm_recipes._internal.messages import AccuracyError, ExportError
+from arm_recipes._internal.errors import AccuracyError, ExportError
 from arm_recipes.recipe.options import ALGORITHMS
 from arm_recipes.samples.calibration import Calibration, input_signature_of, start_monitor, stop_monitor
 from arm_recipes.samples.call_inputs import Inputs

@@ -176,7 +176,7 @@ def _compile_layer(
     from executorch.export import ExportRecipe
 
     from arm_backend_core.errors import ArmBackendError
-    from arm_recipes._internal.messages import ExportError
+    from arm_recipes._internal.errors import ExportError
     from arm_recipes.pipeline.export import run_export
     from arm_recipes.recipe_types import ArmRecipeType
     from arm_recipes.report.ram import npu_parts

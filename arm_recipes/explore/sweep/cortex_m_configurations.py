@@ -92,7 +92,7 @@ def make_rows(
         The rows, and a note for each program that could not be executed.
     """
     from arm_backend_core.errors import ArmBackendError
-    from arm_recipes._internal.messages import ExportError
+    from arm_recipes._internal.errors import ExportError
     from arm_recipes.explore.sweep.quantize_and_lower import QuantizedProgram
     from arm_recipes.pipeline.export import export_unlowered
     from arm_recipes.runtime.errors import RunError

@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils import _pytree as pytree
 
 from arm_backend_core.errors import ArmBackendError
-from arm_recipes._internal.messages import ExportError
+from arm_recipes._internal.errors import ExportError
 from arm_recipes.explore.sweep.configurations import Configuration
 from arm_recipes.explore.sweep.quantize_and_lower import METHOD
 from arm_recipes.explore.sweep.result_store import ResultStore

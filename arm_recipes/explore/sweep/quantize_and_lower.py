@@ -25,7 +25,7 @@ from arm_backend_core.recurrent.roll_recurrent_loops import LoopRolling
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.targets.target import Target
 from arm_recipes._internal.compile_lock import compile_lock
-from arm_recipes._internal.messages import ExportError
+from arm_recipes._internal.errors import ExportError
 from arm_recipes.explore.sweep.compile_worker import LoweredDelegate
 from arm_recipes.pipeline.pipeline import Pipeline
 from arm_recipes.runtime.command_origins import main_origin

@@ -10,7 +10,8 @@ from torch.export import ExportedProgram
 
 from arm_backend_core.errors import ArmBackendError
 from arm_recipes._internal.compile_lock import compile_lock
-from arm_recipes._internal.messages import ExportError, progress_bar, suppress_warnings, warn
+from arm_recipes._internal.errors import ExportError
+from arm_recipes._internal.messages import progress_bar, suppress_warnings, warn
 from arm_recipes._internal.parallel import starmap_unordered
 from arm_recipes._internal.renamed_arguments import reject_old_names
 from arm_recipes._internal.tracebacks import shorten_tracebacks

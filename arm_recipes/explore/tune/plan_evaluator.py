@@ -17,7 +17,7 @@ import torch
 from torch.export import ExportedProgram
 
 from arm_backend_core.errors import ArmBackendError
-from arm_recipes._internal.messages import ExportError
+from arm_recipes._internal.errors import ExportError
 from arm_recipes._internal.parallel import starmap_unordered
 from arm_recipes.comparison.accuracy import Evaluator, Rating
 from arm_recipes.explore.sweep.compile_worker import LoweredDelegate, cache_key, compile_delegates

@@ -18,7 +18,8 @@ from torch.fx import Graph, Node
 
 from arm_backend_core.program import mutated_buffers, store_of, tensor_identity
 from arm_recipes._internal.error_location import describe_error
-from arm_recipes._internal.messages import ExportError, warn
+from arm_recipes._internal.errors import ExportError
+from arm_recipes._internal.messages import warn
 from arm_recipes._internal.tracebacks import keep_user_frames
 from arm_recipes.samples.call_inputs import Inputs, register_dataclasses
 from arm_recipes.samples.mismatch import describe_mismatch
