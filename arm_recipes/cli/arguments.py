@@ -357,8 +357,8 @@ def program_inputs(program: Program, method: str) -> Sequence[TensorInfo]:
     return input_infos
 
 
-def report_written(path: Path) -> None:
-    """Report a written file on stderr, apart from the result."""
+def print_written_path(path: Path) -> None:
+    """Print the path of a written file on stderr, apart from the result."""
     print(f"wrote {path}", file=sys.stderr)
 
 

@@ -102,7 +102,7 @@ def _sweep(args: argparse.Namespace) -> None:
     )
     if html_path is not None:
         result.plot().write_html(str(html_path))
-        arguments.report_written(html_path)
+        arguments.print_written_path(html_path)
     arguments.print_result(result, as_json=args.json)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from arm_backend_core.compilation_log import delegate_record
 from arm_recipes._internal.errors import BudgetError
-from arm_recipes._internal.executorch_programs import delegates_of, named_data_bytes
+from arm_recipes._internal.executorch_programs import arm_delegates_of, named_data_bytes
 from arm_recipes._internal.rendering import as_text, format_bytes
 from arm_recipes.pipeline.banked_memory_planning import PlannedMemories, check_memory_budgets
 from arm_recipes.recipe.recipe import ArmRecipe
@@ -67,7 +67,7 @@ class CheckBudgets:
         """
         stored_bytes, records = named_data_bytes(manager), []
         for method in sorted(manager.methods):
-            for module in delegates_of(manager, method):
+            for module in arm_delegates_of(manager, method):
                 record = delegate_record(module)
                 assert record is not None
                 stored_bytes += len(module.processed_bytes)

@@ -13,7 +13,7 @@ from arm_recipes._internal.compile_lock import compile_lock
 from arm_recipes._internal.errors import ExportError
 from arm_recipes._internal.messages import progress_bar, suppress_warnings, warn
 from arm_recipes._internal.parallel import starmap_unordered
-from arm_recipes._internal.renamed_arguments import reject_old_names
+from arm_recipes._internal.renamed_arguments import reject_renamed_arguments
 from arm_recipes._internal.tracebacks import shorten_tracebacks
 from arm_recipes.comparison.accuracy import Evaluator, check_metric
 from arm_recipes.explore.sweep.compile_worker import cache_key, compile_delegates
@@ -36,7 +36,7 @@ from arm_recipes.types import Metric, Model, Samples
 _ProgramKey = tuple[str, tuple[str, ...]]
 
 
-@reject_old_names(calibration="calibration_samples", folder="cache_dir", tuning="search_alternatives")
+@reject_renamed_arguments(calibration="calibration_samples", folder="cache_dir", tuning="search_alternatives")
 @shorten_tracebacks
 def sweep(
     model: Model,

@@ -21,7 +21,7 @@ from typing import Any
 
 from arm_backend_core.errors import ArmBackendError
 from arm_recipes._internal.messages import progress_bar, suppress_warnings
-from arm_recipes._internal.renamed_arguments import reject_old_names
+from arm_recipes._internal.renamed_arguments import reject_renamed_arguments
 from arm_recipes._internal.tracebacks import shorten_tracebacks
 from arm_recipes.api import export
 from arm_recipes.comparison.accuracy import check_metric
@@ -42,7 +42,7 @@ from arm_recipes.samples.export_arguments import check_order
 from arm_recipes.types import Budget, Metric, Model, Samples
 
 
-@reject_old_names(
+@reject_renamed_arguments(
     folder="cache_dir",
     held_out="test_samples",
     metric_at_least="min_metric",

@@ -24,7 +24,7 @@ from arm_backend_core.backends.ethosu_commands import (
     is_u85,
     pack_stream,
 )
-from arm_recipes._internal.executorch_programs import delegates_of, set_payload, store_named_data
+from arm_recipes._internal.executorch_programs import arm_delegates_of, set_payload, store_named_data
 from arm_recipes._internal.messages import warn
 from arm_recipes.runtime.ethosu_blocks import BlockName, replace_blocks
 from arm_recipes.runtime.ethosu_payload import read_parts
@@ -58,7 +58,7 @@ def share_weights(manager: EdgeProgramManager) -> Sequence[Any]:
     A program with one method keeps weights in its payload, which all firmware versions read.
     """
     if len(manager.methods) > 1:
-        modules = [module for method in sorted(manager.methods) for module in delegates_of(manager, method)]
+        modules = [module for method in sorted(manager.methods) for module in arm_delegates_of(manager, method)]
         _share_ethosu_weights(manager, [module for module in modules if module.backend_id == "EthosUBackend"])
         _share_tosa_constants(manager, [module for module in modules if module.backend_id == "TOSABackend"])
     return []
