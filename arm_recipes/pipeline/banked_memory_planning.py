@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from arm_recipes._internal.errors import BudgetError, ExportError
 from arm_recipes._internal.rendering import as_text
 from arm_recipes.recipe.options import parse_bytes
-from arm_recipes.report.ram import npu_parts, sum_by_memory
+from arm_recipes.report.ram import npu_ram_parts, sum_by_memory
 
 if TYPE_CHECKING:
     from executorch.exir import EdgeProgramManager
@@ -142,7 +142,7 @@ def _npu_bytes(graph_module: GraphModule) -> dict[str, int]:
 
     records = [delegate_record(module) for module in lowered_modules(graph_module)]
     estimates = [record.vela for record in records if record is not None and record.vela is not None]
-    return sum_by_memory(npu_parts(estimates))
+    return sum_by_memory(npu_ram_parts(estimates))
 
 
 def reject_several_methods(manager: EdgeProgramManager) -> Sequence[Any]:

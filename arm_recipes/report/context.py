@@ -43,8 +43,8 @@ def describe_models(models: Mapping[str, nn.Module | ExportedProgram]) -> str:
     return ", ".join(filter(None, dict.fromkeys(map(_model_name, models.values()))))
 
 
-def describe_export(model_names: str, recipe: ExportRecipe) -> ExportContext:
-    """Describe an export that runs now.
+def make_export_context(model_names: str, recipe: ExportRecipe) -> ExportContext:
+    """Make the context of an export that runs now.
 
     Args:
         model_names: from ``describe_models``.

@@ -12,13 +12,13 @@ from arm_recipes._internal.files import make_folder, write_file_atomically
 from arm_recipes.explore.sweep.rows import ProgramEstimates
 
 if TYPE_CHECKING:
-    from arm_recipes.explore.sweep.configurations import Configuration
+    from arm_recipes.explore.sweep.configurations import SweepConfiguration
 
 _OUTPUTS_SUFFIX = ".outputs.pt"
 
 
 class ResultStore:
-    """Folder of Vela's estimates (``ProgramEstimates``), ratings and program outputs, with one file for each key.
+    """Folder of Vela's estimates (``ProgramEstimates``), evaluation results and program outputs, one file for each key.
 
     Args:
         cache_dir: folder, created if missing; None disables the store.
@@ -52,7 +52,7 @@ class ResultStore:
         except (TypeError, KeyError):
             return None
 
-    def save_estimates(self, key: str, configuration: Configuration, estimates: ProgramEstimates) -> None:
+    def save_estimates(self, key: str, configuration: SweepConfiguration, estimates: ProgramEstimates) -> None:
         """Write estimates. The file also describes the configuration, for human readers only."""
         spec = configuration.spec
         content = {
