@@ -33,7 +33,7 @@ from arm_recipes._internal.executorch_programs import normalize_call_signature
 
 if TYPE_CHECKING:
     from arm_backend_core.partitioner import ArmPartitioner
-    from arm_recipes.runtime.host_backends import Execution
+    from arm_recipes.runtime.host_backends import DelegateExecution
 
     Array = np.ndarray[Any, Any]
 
@@ -66,7 +66,7 @@ class InstrumentedDelegate:
         return frozenset(name for name in (*self.output_nodes, *entered) if name is not None)
 
     def compute_values(
-        self, execution: Execution, grids: Mapping[str, QuantizationGrid]
+        self, execution: DelegateExecution, grids: Mapping[str, QuantizationGrid]
     ) -> tuple[dict[str, Tensor], bool]:
         """Compute the dequantized values of one execution, and whether the delegate's own integer results match."""
         inputs = [_view_input(array, *kind) for array, kind in zip(execution.inputs, self.input_types, strict=True)]
@@ -167,8 +167,8 @@ def _dequantize(values: Tensor, grid: QuantizationGrid | None) -> Tensor:
 
 
 def match_executions(
-    executions: Iterable[Execution], delegates: Sequence[InstrumentedDelegate]
-) -> Iterator[tuple[Execution, InstrumentedDelegate]]:
+    executions: Iterable[DelegateExecution], delegates: Sequence[InstrumentedDelegate]
+) -> Iterator[tuple[DelegateExecution, InstrumentedDelegate]]:
     """Pair the executions of one method run with their instrumented delegates. Skips delegates without one."""
     delegates_by_checksum: dict[bytes, list[InstrumentedDelegate]] = {}
     for delegate in delegates:

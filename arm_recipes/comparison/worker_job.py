@@ -18,7 +18,7 @@ from arm_recipes.comparison.interpreter_plan import InterpreterPlan
 from arm_recipes.comparison.plan_interpreter import PlanInterpreter
 from arm_recipes.runtime import host_backends
 from arm_recipes.runtime.load import load
-from arm_recipes.runtime.signature import Value
+from arm_recipes.runtime.signature import IOValue
 from arm_recipes.runtime.tensor_info import TensorInfo
 
 
@@ -38,8 +38,8 @@ class ProgramSpec:
 
     data: bytes
     method: str
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
+    inputs: tuple[IOValue, ...]
+    outputs: tuple[IOValue, ...]
     plan: InterpreterPlan | None
     instrumented_delegates: tuple[InstrumentedDelegate, ...]
     data_file: bytes | None = None
@@ -158,7 +158,7 @@ class _LoadedProgram:
 
     def __init__(self, spec: ProgramSpec) -> None:
         self._spec, self._program = spec, load(spec.data, spec.data_file)
-        self._executions: list[host_backends.Execution] = []
+        self._executions: list[host_backends.DelegateExecution] = []
         self.mismatched: tuple[str, ...] = ()
         self.interpreter: PlanInterpreter | None = None
         if spec.plan is not None:

@@ -50,7 +50,7 @@ def make_export_context(model_names: str, recipe: ExportRecipe) -> ExportContext
         model_names: from ``describe_models``.
         recipe: recipe of the export. Only recipes of this package have options.
     """
-    values = options.check(recipe.type_name, recipe.options) if isinstance(recipe, ArmRecipe) else {}
+    values = options.resolve_options(recipe.type_name, recipe.options) if isinstance(recipe, ArmRecipe) else {}
     sram, flash = (values.get(name) for name in ("sram_budget", "flash_budget"))
     return ExportContext(
         model=model_names,

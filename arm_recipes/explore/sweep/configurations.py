@@ -133,10 +133,10 @@ def list_configurations(
     }
     names = DEFAULT_RECIPES if recipes is None else resolve_recipe_names(recipes)
     for recipe in names:
-        options.check(recipe, fixed)
+        options.resolve_options(recipe, fixed)
         for name, values in requested.items():
             for value in values or ():
-                options.check(recipe, {name: value})
+                options.resolve_options(recipe, {name: value})
     ini = fixed["config_ini"] or DEFAULT_CONFIG_INI
     systems = requested["system_config"] or [None]  # the recipe's default
     if systems == [ALL_VALUES]:
@@ -183,7 +183,7 @@ def _list_boards(
         if not matching and boards != ALL_VALUES:
             raise ValueError(f"boards: {board.name!r} has an {board.family.title()}, but recipes: {', '.join(names)}")
         for recipe in matching:
-            spec: Any = SPEC_BUILDERS[recipe](options.check(recipe, {**fixed, "board": board.name}))
+            spec: Any = SPEC_BUILDERS[recipe](options.resolve_options(recipe, {**fixed, "board": board.name}))
             # Without the budgets: a program that exceeds them is a row, not an error.
             chosen = {name: value for name, value in board.options.items() if not name.endswith("_budget")}
             configurations.append(SweepConfiguration(recipe, spec, {**fixed, **chosen}, board.name))
@@ -192,7 +192,7 @@ def _list_boards(
 
 def _make_spec(recipe: str, recipe_options: Mapping[str, Any]) -> EthosUCompileSpec | ValueError:
     try:
-        return SPEC_BUILDERS[recipe](options.check(recipe, recipe_options))  # type: ignore[return-value]
+        return SPEC_BUILDERS[recipe](options.resolve_options(recipe, recipe_options))  # type: ignore[return-value]
     except ValueError as error:
         return error
 

@@ -68,7 +68,7 @@ def list_cortex_m_configurations(
         if clock is not None and (isinstance(clock, bool) or not isinstance(clock, (int, float)) or not clock > 0):
             raise ValueError(f"cpus: the clock of {name!r} must be a positive number of MHz, not {clock!r}")
         chosen = {key: fixed[key] for key in _SHARED_OPTIONS if key in fixed} | {"cpu": name}
-        processor = recipe_processor(CORTEX_M_RECIPE, options.check(CORTEX_M_RECIPE, chosen))
+        processor = recipe_processor(CORTEX_M_RECIPE, options.resolve_options(CORTEX_M_RECIPE, chosen))
         assert processor is not None
         configurations.append(CortexMConfiguration(processor, clock, chosen))
     return tuple(configurations)

@@ -27,7 +27,7 @@ from arm_backend_core.backends.ethosu_commands import (
 from arm_recipes._internal.executorch_programs import arm_delegates_of, set_payload, store_named_data
 from arm_recipes._internal.messages import warn
 from arm_recipes.runtime.ethosu_blocks import BlockName, replace_blocks
-from arm_recipes.runtime.ethosu_payload import read_parts
+from arm_recipes.runtime.ethosu_payload import read_payload_content
 from arm_recipes.runtime.payload_parts import content_key, encode_parts
 from arm_recipes.runtime.tosa_flatbuffer import find_constant_spans
 
@@ -69,17 +69,17 @@ def _share_ethosu_weights(manager: EdgeProgramManager, modules: Sequence[Lowered
 
     if len(modules) < 2:
         return
-    parts = [read_parts(module.processed_bytes) for module in modules]
+    payload_contents = [read_payload_content(module.processed_bytes) for module in modules]
     streams = []
-    for part in parts:
+    for content in payload_contents:
         try:
-            streams.append(CommandStream(bytes(part.commands)))
-            _movable_ranges(streams[-1], len(part.weights))
+            streams.append(CommandStream(bytes(content.commands)))
+            _movable_ranges(streams[-1], len(content.weights))
         except UnsupportedStream as reason:
             warn(f"methods do not share weights: {reason}; each method stores its own")
             return
-    region, patched_streams = merge_constants(streams, [part.weights for part in parts])
-    if len(region) > _MAX_SHARED_FRACTION * sum(len(part.weights) for part in parts):
+    region, patched_streams = merge_constants(streams, [content.weights for content in payload_contents])
+    if len(region) > _MAX_SHARED_FRACTION * sum(len(content.weights) for content in payload_contents):
         return
     name = _store_shared(manager, region)
     for module, stream, patched in zip(modules, streams, patched_streams, strict=True):
