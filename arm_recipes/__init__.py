@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from arm_backend_core.errors import ArmBackendError, ArmRecipesError, CompileError, FullDelegationError, ModelError
-    from arm_recipes._internal.messages import (
+    from arm_recipes._internal.errors import (
         AccuracyError,
         ArmRecipesWarning,
         BudgetError,
@@ -92,18 +92,18 @@ __all__ = [
 
 #: Public name -> module that defines it, for modules that import neither PyTorch nor ExecuTorch.
 _LAZY_IMPORTS_WITHOUT_TORCH = {
-    "AccuracyError": "arm_recipes._internal.messages",
+    "AccuracyError": "arm_recipes._internal.errors",
     "ArmBackendError": "arm_backend_core.errors",
     "ArmRecipesError": "arm_backend_core.errors",
-    "ArmRecipesWarning": "arm_recipes._internal.messages",
-    "BudgetError": "arm_recipes._internal.messages",
+    "ArmRecipesWarning": "arm_recipes._internal.errors",
+    "BudgetError": "arm_recipes._internal.errors",
     "CompileError": "arm_backend_core.errors",
-    "ExportError": "arm_recipes._internal.messages",
+    "ExportError": "arm_recipes._internal.errors",
     "FullDelegationError": "arm_backend_core.errors",
     "inspect_program": "arm_recipes.runtime.inspect",
     "load": "arm_recipes.runtime.load",
     "ModelError": "arm_backend_core.errors",
-    "NotRunnableError": "arm_recipes._internal.messages",
+    "NotRunnableError": "arm_recipes._internal.errors",
     "PayloadError": "arm_recipes.runtime.errors",
     "Program": "arm_recipes.runtime.program",
     "ProgramError": "arm_recipes.runtime.pte",

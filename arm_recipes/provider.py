@@ -18,12 +18,12 @@ from arm_recipes._internal.messages import suppress_warnings
 from arm_recipes.recipe import options, precisions
 from arm_recipes.recipe.compile_specs import SPEC_BUILDERS, Options
 from arm_recipes.recipe.recipe import ArmRecipe, build_recipe, make_recipe
-from arm_recipes.recipe.saved_recipe import read_recipe
+from arm_recipes.recipe.saved_recipe import read_saved_recipe
 from arm_recipes.recipe_types import BACKEND_NAME, ArmRecipeType
 
 if TYPE_CHECKING:
     from arm_backend_core.targets.compile_spec import ArmCompileSpec
-    from arm_recipes.pipeline.banked_memory_planning import PlannedMemories
+    from arm_recipes.pipeline.banked_memory_planning import BankedMemoryPlanner
 
 
 class ArmRecipeProvider(BackendRecipeProvider):
@@ -52,7 +52,7 @@ class ArmRecipeProvider(BackendRecipeProvider):
             name: copy(value) if isinstance(value, (dict, list, set)) else value for name, value in kwargs.items()
         }
         with frozen_gc():  # the first call imports the compiler, and imports start garbage collections
-            values = options.check(recipe_type.name, kwargs)
+            values = options.resolve_options(recipe_type.name, kwargs)
             precisions.check(recipe_type.name, (values.get("precisions") or {}).values())
             spec = SPEC_BUILDERS[recipe_type.name](values)
             if values["dump_dir"] is not None:
@@ -76,18 +76,18 @@ def _assemble_recipe(
 
     from arm_backend_core import partitioner
     from arm_backend_core.aten.input_scales import quantize_inputs_as_uint8, quantize_inputs_once
-    from arm_recipes.pipeline.banked_memory_planning import PlannedMemories
-    from arm_recipes.stages.block_scaled import mx_recipe
+    from arm_recipes.pipeline.banked_memory_planning import BankedMemoryPlanner
+    from arm_recipes.stages.block_scaled import make_mx_recipe
     from arm_recipes.stages.edge import edge_manager_passes
     from arm_recipes.stages.edge.check_kernels import CheckRunnable
     from arm_recipes.stages.edge.dim_orders import legalize_dim_orders
     from arm_recipes.stages.edge.empty_tensors import replace_empty_tensors
     from arm_recipes.stages.edge.shared_weights import share_weights
-    from arm_recipes.stages.lower import lowering_recipe
+    from arm_recipes.stages.lower import make_lowering_recipe
 
     target, precision = recipe_type.name.split("_")[0], recipe_type.name.rsplit("_", 1)[1]
     prefix = {"ETHOSU": "EthosU", "TOSA": "TOSA", "VGF": "Vgf", "CORTEX": "CortexM"}[target]
-    quantization = mx_recipe(values["mx"]) if values.get("mx") else None
+    quantization = make_mx_recipe(values["mx"]) if values.get("mx") else None
     passes: list[Any] = [
         edge_manager_passes.store_initial_state,
         edge_manager_passes.lower_integer_remainder,
@@ -112,8 +112,8 @@ def _assemble_recipe(
     if spec.isa is not None:
         passes.append(partial(edge_manager_passes.use_cortex_m_kernels, spec.isa))
     passes += [replace_empty_tensors, legalize_dim_orders, share_weights, CheckRunnable(values["require_runnable"])]
-    memories = PlannedMemories.from_option(values["memory"]) if values.get("memory") else None
-    passes += _memory_passes(target, values, getattr(spec, "optimise", ""), memories)
+    memory_planner = BankedMemoryPlanner.from_option(values["memory"]) if values.get("memory") else None
+    passes += _memory_passes(target, values, getattr(spec, "optimise", ""), memory_planner)
     delegate_partitioner = getattr(partitioner, f"{prefix}Partitioner")(
         spec, require_full_delegation=values["require_full_delegation"], steps_per_call=values["steps_per_call"]
     )
@@ -122,15 +122,15 @@ def _assemble_recipe(
         user_options,
         quantization_recipe=quantization,
         aten_transform_passes=transforms or None,
-        lowering_recipe=lowering_recipe(delegate_partitioner, passes),
+        lowering_recipe=make_lowering_recipe(delegate_partitioner, passes),
         # Arm's runtime reads the payload from the program's flatbuffer, not from a separate segment.
         executorch_backend_config=ExecutorchBackendConfig(
-            extract_delegate_segments=False, **_planning_options(target, values, memories)
+            extract_delegate_segments=False, **_planning_options(target, values, memory_planner)
         ),
     )
 
 
-def _planning_options(target: str, values: Options, memories: PlannedMemories | None) -> dict[str, Any]:
+def _planning_options(target: str, values: Options, memory_planner: BankedMemoryPlanner | None) -> dict[str, Any]:
     """Arguments of ``ExecutorchBackendConfig``: the symbolic shape pass, and the memory planning pass.
 
     The memory planning pass is omitted if it would equal ExecuTorch's default.
@@ -142,7 +142,7 @@ def _planning_options(target: str, values: Options, memories: PlannedMemories | 
     from arm_recipes.stages.edge.dim_orders import RowMajorNonzeroShapePass
 
     plan_io = {name: values[name] for name in ("plan_inputs", "plan_outputs")}
-    algorithm = memories or (plan_shared_scratch if _shares_scratch(target, values) else greedy)
+    algorithm = memory_planner or (plan_shared_scratch if _shares_scratch(target, values) else greedy)
     if algorithm is greedy and all(plan_io.values()):
         return {"sym_shape_eval_pass": RowMajorNonzeroShapePass()}
     return {
@@ -156,14 +156,16 @@ def _shares_scratch(target: str, values: Options) -> bool:
     return target == "ETHOSU" and not values.get("direct_drive") and values["shared_scratch"] and not values["memory"]
 
 
-def _memory_passes(target: str, values: Options, optimise: str, memories: PlannedMemories | None) -> Iterator[Any]:
+def _memory_passes(
+    target: str, values: Options, optimise: str, memory_planner: BankedMemoryPlanner | None
+) -> Iterator[Any]:
     """Yield the edge passes that place data in memories, check budgets, and refuse programs that the options exclude.
 
     Args:
         target: "ETHOSU", "TOSA", "VGF" or "CORTEX".
         values: validated options, with defaults.
         optimise: optimization goal of the compile spec.
-        memories: memories of the option ``memory``.
+        memory_planner: plans the memories of the option ``memory``; None without the option.
     """
     from arm_recipes.pipeline.banked_memory_planning import reject_mutated_inputs, reject_several_methods
     from arm_recipes.pipeline.budgets import CheckBudgets
@@ -182,11 +184,11 @@ def _memory_passes(target: str, values: Options, optimise: str, memories: Planne
     external = options.resolve_external(values.get("external"))
     if external:
         yield ExternalizeBlocks(external)
-    if memories is not None:
+    if memory_planner is not None:
         yield reject_several_methods
     sram, flash = (values.get(name) and options.parse_bytes(values[name]) for name in ("sram_budget", "flash_budget"))
-    if sram or flash or memories is not None:
-        yield CheckBudgets(sram, flash, optimise, values.get("board"), memories)
+    if sram or flash or memory_planner is not None:
+        yield CheckBudgets(sram, flash, optimise, values.get("board"), memory_planner)
 
 
 def _create_quantizer(prefix: str, spec: ArmCompileSpec) -> Any:
@@ -200,14 +202,16 @@ def _create_quantizer(prefix: str, spec: ArmCompileSpec) -> Any:
 def _build_quantization(quantizer: Any, name: str, values: Mapping[str, Any]) -> Any:
     """Configure the quantizer of an integer recipe, and return the recipe of its quantization stage."""
     from arm_recipes.recipe.observers import OBSERVERS
-    from arm_recipes.stages.quantize import quantization_recipe
+    from arm_recipes.stages.quantize import make_quantization_recipe
 
     default = precisions.default_precision(name, per_channel=values["per_channel"])
     precisions.configure_quantizer(quantizer, default, values["precisions"] or {}, OBSERVERS[values["observer"]])
     algorithms = options.resolve_algorithms(values["algorithms"], name)
     if values["quantized_io"]:  # outputs stay int8, like the inputs
         algorithms = tuple(algorithm for algorithm in algorithms if algorithm != "int16_outputs")
-    return quantization_recipe(quantizer, values["calibration_samples"], algorithms, values["qat"], values["min_sqnr"])
+    return make_quantization_recipe(
+        quantizer, values["calibration_samples"], algorithms, values["qat"], values["min_sqnr"]
+    )
 
 
 recipe_registry.register_backend_recipe_provider(ArmRecipeProvider())
@@ -223,5 +227,5 @@ def load_recipe(source: str | Path | Mapping[str, Any], **options: Any) -> ArmRe
     Raises:
         ValueError: ``source`` is not a saved recipe, or an option is invalid; the message names the problem.
     """
-    name, saved = read_recipe(source)
+    name, saved = read_saved_recipe(source)
     return make_recipe(name, {**saved, **options})

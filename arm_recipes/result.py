@@ -6,8 +6,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from arm_recipes._internal.files import check_writable, write
-from arm_recipes._internal.renamed_arguments import reject_old_names
+from arm_recipes._internal.files import check_writable, write_file_atomically
+from arm_recipes._internal.renamed_arguments import reject_renamed_arguments
 from arm_recipes._internal.tracebacks import shorten_tracebacks
 from arm_recipes.pipeline.artifact import Artifact
 from arm_recipes.runtime.data_file import DATA_FILE_SUFFIX, data_file_path
@@ -47,7 +47,7 @@ class ExportResult(Artifact):
         """Outputs of ``main_method``."""
         return self.main_report.outputs
 
-    @reject_old_names(bundled="bundled_samples", tosa="reference")
+    @reject_renamed_arguments(bundled="bundled_samples", tosa="reference")
     def save(
         self,
         path: str | Path,
@@ -81,15 +81,17 @@ class ExportResult(Artifact):
             from arm_recipes.devtools.debug_artifacts import build_debug_files
 
             extra_files = build_debug_files(self, target.stem, etrecord, bundled_samples)
-        write(target, *insert_checksum(self.program_chunks))
+        write_file_atomically(target, *insert_checksum(self.program_chunks))
         for name, data in extra_files.items():
-            write(target.with_name(name), data)
+            write_file_atomically(target.with_name(name), data)
         if self.data_file is not None:
-            write(data_file_path(target), self.data_file)
+            write_file_atomically(data_file_path(target), self.data_file)
         for tag, data in self.other_data_files.items():
-            write(target.with_name(tag if tag.endswith(DATA_FILE_SUFFIX) else f"{tag}{DATA_FILE_SUFFIX}"), data)
+            write_file_atomically(
+                target.with_name(tag if tag.endswith(DATA_FILE_SUFFIX) else f"{tag}{DATA_FILE_SUFFIX}"), data
+            )
         if reference:
-            write(reference_path(target), self.reference_program())
+            write_file_atomically(reference_path(target), self.reference_program())
         return target
 
     @shorten_tracebacks
@@ -215,8 +217,8 @@ class ExportResult(Artifact):
         target = check_writable(path)
         name = method or self.main_method
         run = MethodTools(self, name).run_with_etdump(self.bind_call(name, inputs, keywords))
-        write(target.with_suffix(".debug.bin"), run.debug_buffer)
-        write(target, run.etdump)
+        write_file_atomically(target.with_suffix(".debug.bin"), run.debug_buffer)
+        write_file_atomically(target, run.etdump)
         return target
 
     def inspector(self, *inputs: Any, method: str | None = None, **keywords: Any) -> Inspector:

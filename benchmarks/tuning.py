@@ -60,7 +60,7 @@ def measure(name: str, recipe_name: str, folder: Path | None) -> dict[str, Any]:
         (cost,) = evaluator.estimate_costs([plan])
         if isinstance(cost, str):
             raise RuntimeError(cost)
-        return evaluator.rate_on_test_samples(plan).sqnr, cost.value("cycles")
+        return evaluator.evaluate_on_test_samples(plan).sqnr, cost.value("cycles")
 
     random_choices = [_choose_at_random(found.regions, evaluate, limit, seed) for seed in range(_RANDOM_CHOICES)]
     return {

@@ -208,7 +208,7 @@ def _memory_steps(family: Family) -> Iterator[Step]:
 
 def _board_cells(board: Board) -> Iterator[str]:
     recipe = f"ETHOSU_{board.family.removeprefix('ethos-').upper()}_INT8"
-    spec = SPEC_BUILDERS[recipe](options.check(recipe, {"board": board.name}))
+    spec = SPEC_BUILDERS[recipe](options.resolve_options(recipe, {"board": board.name}))
     assert isinstance(spec, EthosUCompileSpec)
     configuration, support = spec.configuration, find_support(board.name)
     spills = configuration.arena_on_second_port

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from arm_recipes._internal.messages import ExportError
+from arm_recipes._internal.errors import ExportError
 
 _IMPORT_PID = os.getpid()
 #: Seconds that a parallel operator may take in a forked process. It takes milliseconds, or hangs.

@@ -43,7 +43,7 @@ def is_library_file(file: str) -> bool:
     return file.startswith(_LIBRARY_FOLDERS)
 
 
-def is_user_message(error: BaseException) -> bool:
+def is_argument_error(error: BaseException) -> bool:
     """Whether this package raised the exception about a wrong argument, so that its message addresses the user."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return (

@@ -86,7 +86,7 @@ def named_data_bytes(manager: EdgeProgramManager) -> int:
     return sum(map(len, manager._named_data_store.buffers))
 
 
-def delegates_of(manager: EdgeProgramManager, method: str) -> Iterator[LoweredBackendModule]:
+def arm_delegates_of(manager: EdgeProgramManager, method: str) -> Iterator[LoweredBackendModule]:
     """Yield the delegates of a method that this project's compiler created, without those of other backends."""
     for module in lowered_modules(manager.exported_program(method).graph_module):
         if delegate_record(module) is not None:

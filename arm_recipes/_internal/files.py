@@ -76,7 +76,7 @@ def make_folder(path: str | Path, argument: str) -> Path:
     return folder
 
 
-def write(target: Path, *chunks: bytes | memoryview) -> None:
+def write_file_atomically(target: Path, *chunks: bytes | memoryview) -> None:
     """Write a file atomically.
 
     Raises:

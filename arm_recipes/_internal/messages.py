@@ -1,4 +1,4 @@
-"""Warnings, errors and progress bars of this package, and suppression of third-party warnings and logs."""
+"""Warnings and progress bars of this package, and suppression of third-party warnings and logs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from types import ModuleType
 from typing import TypeVar
 
-from arm_backend_core.errors import ArmRecipesError
+from arm_recipes._internal.errors import ArmRecipesWarning
 
 #: Packages whose warnings and log lines are not actionable for users.
 _THIRD_PARTY = ("torch", "torchao", "executorch", "functorch", "ethosu", "numpy", "copyreg", "onnx")
@@ -27,29 +27,6 @@ _THIRD_PARTY_MODULES = rf"({'|'.join(_THIRD_PARTY)})(\.|$)"
 
 #: How to install Plotly, which draws charts and pages.
 INSTALL_PLOTLY = "pip install 'arm-recipes[charts]'"
-
-
-class ArmRecipesWarning(UserWarning):
-    """A warning about an export that continues."""
-
-
-class ExportError(ArmRecipesError):
-    """The export failed. The message names the stage and, if known, the operator or module and the source line.
-
-    If another exception was the reason, ``__cause__`` is that exception.
-    """
-
-
-class NotRunnableError(ExportError):
-    """``require_runnable=True``, and an operator on the CPU has no kernel."""
-
-
-class BudgetError(ExportError):
-    """The program exceeds ``sram_budget``, ``flash_budget``, or the size of a memory of the option ``memory``."""
-
-
-class AccuracyError(ExportError):
-    """The SQNR of an output is below ``min_sqnr``, or it cannot be computed."""
 
 
 def warn(message: str) -> None:

@@ -12,7 +12,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-def reject_old_names(**renamed: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+def reject_renamed_arguments(**renamed: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Return a decorator, with which a function raises a ``TypeError`` for a removed keyword and suggests the new one.
 
     Args:

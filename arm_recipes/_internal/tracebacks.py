@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import ParamSpec, TypeVar
 
 from arm_backend_core.errors import ArmRecipesError, InternalError, is_strict
-from arm_recipes._internal.error_location import is_library_file, is_user_message
+from arm_recipes._internal.error_location import is_argument_error, is_library_file
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -26,7 +26,7 @@ def shorten_tracebacks(function: Callable[_P, _R]) -> Callable[_P, _R]:
         try:
             return function(*args, **kwargs)
         except (ArmRecipesError, ValueError, TypeError) as error:
-            addresses_user = isinstance(error, ArmRecipesError) or is_user_message(error)
+            addresses_user = isinstance(error, ArmRecipesError) or is_argument_error(error)
             if is_strict() or isinstance(error, InternalError) or not addresses_user:
                 raise
             raise error.with_traceback(None)  # noqa: B904

@@ -21,7 +21,7 @@ from arm_recipes.cli.samples import (
 )
 from arm_recipes.recipe import options
 from arm_recipes.recipe.compile_specs import SPEC_BUILDERS, normalize_recipe_name
-from arm_recipes.recipe.saved_recipe import read_recipe
+from arm_recipes.recipe.saved_recipe import read_saved_recipe
 
 if TYPE_CHECKING:
     from executorch.export import ExportRecipe
@@ -256,13 +256,13 @@ def read_recipe_options(args: argparse.Namespace) -> dict[str, Any]:
     """
     recipe_options = {name: getattr(args, name) for name in options.OPTIONS if hasattr(args, name)}
     if args.tuned is not None:
-        args.recipe, saved_options = read_recipe(args.tuned)
+        args.recipe, saved_options = read_saved_recipe(args.tuned)
         recipe_options = saved_options | recipe_options
     source = recipe_options.pop("calibration_samples", None)
     if source is not None:
         check_source(source, "--calibration-samples")
-        options.check(args.recipe, {"calibration_samples": [source]})
-    SPEC_BUILDERS[args.recipe](options.check(args.recipe, recipe_options))
+        options.resolve_options(args.recipe, {"calibration_samples": [source]})
+    SPEC_BUILDERS[args.recipe](options.resolve_options(args.recipe, recipe_options))
     check_saved_program(args.model)
     return recipe_options
 
@@ -357,8 +357,8 @@ def program_inputs(program: Program, method: str) -> Sequence[TensorInfo]:
     return input_infos
 
 
-def report_written(path: Path) -> None:
-    """Report a written file on stderr, apart from the result."""
+def print_written_path(path: Path) -> None:
+    """Print the path of a written file on stderr, apart from the result."""
     print(f"wrote {path}", file=sys.stderr)
 
 

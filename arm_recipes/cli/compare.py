@@ -55,7 +55,7 @@ def _compare(args: argparse.Namespace) -> None:
     if args.other is None:
         comparison, report = _compare_with_model(args, labels)
         if html_path is not None:
-            arguments.report_written(report.save_html(html_path, comparison))
+            arguments.print_written_path(report.save_html(html_path, comparison))
     elif html_path is not None:
         raise ValueError("--html needs the report of an export; give a model and --recipe")
     else:

@@ -94,6 +94,6 @@ def _export(args: argparse.Namespace) -> None:
     )
     result.save(output, reference=args.reference, etrecord=args.etrecord, bundled_samples=bundled)
     arguments.print_result(result.report, as_json=args.json)
-    arguments.report_written(output)
+    arguments.print_written_path(output)
     if html_path is not None:
-        arguments.report_written(result.report.save_html(html_path))
+        arguments.print_written_path(result.report.save_html(html_path))

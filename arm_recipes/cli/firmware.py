@@ -55,4 +55,4 @@ def _firmware(args: argparse.Namespace) -> None:
         samples = {args.method: arguments.read_argument_samples(args, "samples", input_infos)}
     firmware = save_firmware(program, args.output, samples)
     arguments.print_result(firmware, as_json=args.json)
-    arguments.report_written(args.output)
+    arguments.print_written_path(args.output)

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from arm_backend_core.errors import ArmBackendError
-from arm_recipes._internal.files import check_writable, write
-from arm_recipes._internal.messages import LOGGER, ArmRecipesWarning, ExportError
+from arm_recipes._internal.errors import ArmRecipesWarning, ExportError
+from arm_recipes._internal.files import check_writable, write_file_atomically
+from arm_recipes._internal.messages import LOGGER
 from arm_recipes._internal.versions import TOOLS, version
 from arm_recipes.cli import (
     compare,
@@ -29,7 +30,7 @@ from arm_recipes.cli import (
     sweep,
     tune,
 )
-from arm_recipes.cli.arguments import report_written
+from arm_recipes.cli.arguments import print_written_path
 from arm_recipes.cli.parser import GENERAL, Parser, check_no_overwrite
 from arm_recipes.runtime.errors import RunError
 
@@ -82,8 +83,8 @@ def _call_command(args: argparse.Namespace) -> None:
     target = check_writable(result_file)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         args.call(args)
-    write(target, printed.getvalue().encode())
-    report_written(target)
+    write_file_atomically(target, printed.getvalue().encode())
+    print_written_path(target)
 
 
 def _print_error(error: Exception, code: int) -> int:

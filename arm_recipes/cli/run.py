@@ -72,7 +72,7 @@ def _run(args: argparse.Namespace) -> None:
             print(f"sample {row['sample']}  {row['name']}  {shape}  {row['min']:.6g} to {row['max']:.6g}: {values}")
     if output is not None:
         _write_outputs(output, names, outputs)
-        arguments.report_written(output)
+        arguments.print_written_path(output)
 
 
 def _output_rows(names: Sequence[str], all_outputs: Sequence[Sequence[Any]]) -> Iterator[dict[str, Any]]:

@@ -12,7 +12,7 @@ from arm_recipes.cli.html_output import add_html, check_html
 from arm_recipes.cli.parser import OUTPUT
 from arm_recipes.cli.samples import check_source
 from arm_recipes.explore.sweep.configurations import ALL_VALUES, list_configurations, split_recipes
-from arm_recipes.explore.sweep.cortex_m_configurations import list_processors
+from arm_recipes.explore.sweep.cortex_m_configurations import list_cortex_m_configurations
 
 if TYPE_CHECKING:
     from arm_recipes.cli.arguments import Commands
@@ -78,10 +78,10 @@ def _sweep(args: argparse.Namespace) -> None:
     boards = args.boards if args.boards != [ALL_VALUES] else ALL_VALUES
     cpus = None if args.cpus is None else _parse_cpus(args.cpus)
     # check before PyTorch is imported
-    npu_recipes, has_processors = split_recipes(args.recipes, cpus)
+    npu_recipes, has_cortex_m = split_recipes(args.recipes, cpus)
     fixed = {"calibration_samples": None, **recipe_options}
-    if has_processors:
-        list_processors(cpus, fixed)
+    if has_cortex_m:
+        list_cortex_m_configurations(cpus, fixed)
     if npu_recipes:
         list_configurations(None if args.recipes is None else npu_recipes, varied, fixed, boards)
     from arm_recipes import sweep
@@ -102,7 +102,7 @@ def _sweep(args: argparse.Namespace) -> None:
     )
     if html_path is not None:
         result.plot().write_html(str(html_path))
-        arguments.report_written(html_path)
+        arguments.print_written_path(html_path)
     arguments.print_result(result, as_json=args.json)
 
 

@@ -99,7 +99,7 @@ def _tune(args: argparse.Namespace) -> None:
     arguments.print_result(result, as_json=args.json)
     for path in paths.values():
         if path is not None:
-            arguments.report_written(path)
+            arguments.print_written_path(path)
 
 
 def _parse_limit(text: str) -> Any:

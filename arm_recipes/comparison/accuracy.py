@@ -23,7 +23,7 @@ from arm_recipes.types import Metric
 
 
 @dataclass(frozen=True)
-class Rating:
+class EvaluationResult:
     """Accuracy of a program on all samples of an ``Evaluator``.
 
     Attributes:
@@ -37,15 +37,15 @@ class Rating:
     metric: float
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any] | None) -> Rating | None:
-        """Read a rating from a stored record; None if the record is missing or invalid."""
+    def from_record(cls, record: Mapping[str, Any] | None) -> EvaluationResult | None:
+        """Read a result from a stored record; None if the record is missing or invalid."""
         names = ("sqnr", "noise", "metric")
         values = [value for name in names if isinstance(value := (record or {}).get(name), float)]
         return cls(*values) if len(values) == len(names) else None
 
 
 class Evaluator:
-    """Rates programs of a model by their outputs on a set of samples.
+    """Evaluates programs of a model by their outputs on a set of samples.
 
     Args:
         program: captured floating-point model.
@@ -67,16 +67,16 @@ class Evaluator:
 
     @property
     def is_cacheable(self) -> bool:
-        """Whether ratings may be stored. False for a user's metric, because the function may change between runs."""
+        """Whether results may be stored. False for a user's metric, because the function may change between runs."""
         return self._metric is None
 
     def float_metric(self) -> float | None:
         """Return the metric of the floating-point model; None for the SQNR, which is infinite."""
         return None if self._metric is None else _mean_metric(self._metric, self._expected, self._originals)
 
-    def rate(self, program: ExportedProgram) -> Rating:
-        """Run a quantized program in PyTorch, and rate it. On the target, the program differs by rounding only."""
-        return self.rate_outputs(run_model(program, self.samples))
+    def evaluate(self, program: ExportedProgram) -> EvaluationResult:
+        """Run a quantized program in PyTorch, and evaluate it. On the target, the program differs by rounding only."""
+        return self.evaluate_outputs(run_model(program, self.samples))
 
     def task_accuracy(
         self, program: ExportedProgram, labels: Tensor | None = None, *, has_padding: bool = False
@@ -85,15 +85,15 @@ class Evaluator:
         outputs = run_model(program, self.samples)
         return compute_accuracy(self._expected, outputs, self._originals, labels, self._metric, has_padding=has_padding)
 
-    def rate_outputs(self, outputs: Sequence[Any]) -> Rating:
-        """Rate outputs for the samples against the model's outputs.
+    def evaluate_outputs(self, outputs: Sequence[Any]) -> EvaluationResult:
+        """Evaluate outputs for the samples against the model's outputs.
 
         Raises:
             ValueError: the metric does not return a number.
         """
         sums = sum_output_errors(self._expected, outputs)
         sqnr, noise = sums.metrics.sqnr, sums.noise / sums.signal if sums.signal else 0.0
-        return Rating(
+        return EvaluationResult(
             sqnr, noise, sqnr if self._metric is None else _mean_metric(self._metric, outputs, self._originals)
         )
 

@@ -25,7 +25,7 @@ from arm_recipes.comparison.parallel_run import run_samples
 from arm_recipes.comparison.plan_interpreter import PlanInterpreter
 from arm_recipes.comparison.program_specs import (
     check_same_interface,
-    find_method,
+    find_method_report,
     make_argument_spec,
     make_export_spec,
     program_name,
@@ -59,7 +59,7 @@ def compare_with_model(
     start = time.perf_counter()
     _check_arguments(metric, layers, workers)
     with suppress_warnings():
-        record = find_method(result, method)
+        record = find_method_report(result, method)
         _check_model_unchanged(result, method)
         comparison_samples = prepare_samples(result.input_signatures[method], method, samples, labels, metric)
         spec, notes = make_export_spec(result, record, layers)
@@ -206,7 +206,7 @@ def _run_model(result: Artifact, method: str, samples: ComparisonSamples) -> lis
     """
     original = result.float_reference.float_programs.get(method)
     captured = result.exported_programs[method] if original is None else original.program
-    count = len(find_method(result, method).outputs)
+    count = len(find_method_report(result, method).outputs)
     outputs = map(pytree.tree_leaves, run_model(captured, samples.samples))
     return [[None] * (count - len(leaves)) + leaves for leaves in outputs]
 

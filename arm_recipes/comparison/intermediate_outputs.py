@@ -33,21 +33,21 @@ from arm_recipes._internal.executorch_programs import normalize_call_signature
 
 if TYPE_CHECKING:
     from arm_backend_core.partitioner import ArmPartitioner
-    from arm_recipes.runtime.host_backends import Execution
+    from arm_recipes.runtime.host_backends import DelegateExecution
 
     Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class DelegateTaps:
+class InstrumentedDelegate:
     """A delegate's TOSA graph with intermediate values as additional outputs.
 
     Attributes:
         checksum, name: checksum and name of the delegate. Several delegates may share a checksum.
         flatbuffer: TOSA graph with the additional outputs.
         original_outputs: number of outputs of the delegate itself, which come first.
-        tapped_outputs: for each output, the name of its node; None for outputs that were not requested.
-        tapped_inputs: for each input, node name and memory layout; None for inputs that were not requested.
+        output_nodes: for each output, the name of its node; None for outputs that were not requested.
+        input_nodes: for each input, node name and memory layout; None for inputs that were not requested.
         input_types: element type and shape of each graph input.
     """
 
@@ -55,18 +55,20 @@ class DelegateTaps:
     name: str
     flatbuffer: bytes
     original_outputs: int
-    tapped_outputs: tuple[str | None, ...]
-    tapped_inputs: tuple[tuple[str, Layout] | None, ...]
+    output_nodes: tuple[str | None, ...]
+    input_nodes: tuple[tuple[str, Layout] | None, ...]
     input_types: tuple[tuple[str, tuple[int, ...]], ...]
 
     @property
-    def tapped_nodes(self) -> frozenset[str]:
+    def provided_nodes(self) -> frozenset[str]:
         """Names of the nodes whose values the graph provides."""
-        entered = (entry[0] for entry in self.tapped_inputs if entry is not None)
-        return frozenset(name for name in (*self.tapped_outputs, *entered) if name is not None)
+        entered = (entry[0] for entry in self.input_nodes if entry is not None)
+        return frozenset(name for name in (*self.output_nodes, *entered) if name is not None)
 
-    def read(self, execution: Execution, grids: Mapping[str, QuantizationGrid]) -> tuple[dict[str, Tensor], bool]:
-        """Return the dequantized values of one execution, and whether the delegate's own integer results match."""
+    def compute_values(
+        self, execution: DelegateExecution, grids: Mapping[str, QuantizationGrid]
+    ) -> tuple[dict[str, Tensor], bool]:
+        """Compute the dequantized values of one execution, and whether the delegate's own integer results match."""
         inputs = [_view_input(array, *kind) for array, kind in zip(execution.inputs, self.input_types, strict=True)]
         results = reference_model.run(self.flatbuffer, inputs)
         is_equal = all(
@@ -75,22 +77,22 @@ class DelegateTaps:
             if result.dtype.kind != "f"  # Vulkan's floating-point results may differ in the last bit
         )
         values = {}
-        for entry, array in zip(self.tapped_inputs, inputs, strict=True):
+        for entry, array in zip(self.input_nodes, inputs, strict=True):
             if entry is not None:
                 name, order = entry
                 values[name] = _dequantize(torch.from_numpy(array.copy()).permute(inverse(order)), grids.get(name))
-        for node, array in zip(self.tapped_outputs, results, strict=True):
+        for node, array in zip(self.output_nodes, results, strict=True):
             if node is not None:
                 values[node] = _dequantize(torch.from_numpy(np.array(array)), grids.get(node))
         return values, is_equal
 
 
-def tap_delegates(
+def instrument_delegates(
     program: ExportedProgram,
     partitioner: ArmPartitioner,
     records: Sequence[compilation_log.DelegateRecord],
     wanted_nodes: Iterable[str],
-) -> tuple[list[DelegateTaps], list[str]]:
+) -> tuple[list[InstrumentedDelegate], list[str]]:
     """Lower a program again with the results of ``wanted_nodes`` as additional outputs of its delegates.
 
     Args:
@@ -100,7 +102,7 @@ def tap_delegates(
         wanted_nodes: names of the nodes whose results are requested.
 
     Returns:
-        The taps of the delegates in the order of ``records``, and a note for each delegate without taps.
+        The instrumented delegates in the order of ``records``, and a note for each delegate that is not among them.
     """
     program, wanted_names = copy_program(program), frozenset(wanted_nodes)
     normalize_call_signature(program)
@@ -110,7 +112,7 @@ def tap_delegates(
         parts = {part.name: part for part in selection.partitions()}
         extended_parts = {name: _add_outputs(part, selection, wanted_names) for name, part in parts.items()}
         graphs = dict(zip(extended_parts, selection.graphs(extended_parts.values()), strict=True))
-    taps, notes = [], []
+    instrumented, notes = [], []
     for record in records:
         extended = extended_parts.get(record.name)
         if extended is None or tuple(operator_name(node) for node in extended.nodes) != record.operators:
@@ -124,19 +126,19 @@ def tap_delegates(
         except Exception as error:  # the comparison of outputs works without the layers
             notes.append(f"layers of '{record.name}' are computed by PyTorch: {type(error).__name__}: {error}")
             continue
-        tapped_inputs = tuple(
+        input_nodes = tuple(
             (node.name, selection.lowering.boundary_value(node)[1]) if node.name in wanted_names else None
             for node in extended.inputs
         )
-        tapped_outputs = tuple(node.name if node.name in wanted_names else None for node in extended.outputs)
+        output_nodes = tuple(node.name if node.name in wanted_names else None for node in extended.outputs)
         input_types = tuple((value.dtype.value, value.shape) for value in graph.inputs)
         original_outputs = len(parts[record.name].outputs)
-        taps.append(
-            DelegateTaps(
-                record.checksum, record.name, flatbuffer, original_outputs, tapped_outputs, tapped_inputs, input_types
+        instrumented.append(
+            InstrumentedDelegate(
+                record.checksum, record.name, flatbuffer, original_outputs, output_nodes, input_nodes, input_types
             )
         )
-    return taps, notes
+    return instrumented, notes
 
 
 def _add_outputs(part: Partition, selection: Selection, wanted_names: frozenset[str]) -> Partition:
@@ -165,13 +167,13 @@ def _dequantize(values: Tensor, grid: QuantizationGrid | None) -> Tensor:
 
 
 def match_executions(
-    executions: Iterable[Execution], taps: Sequence[DelegateTaps]
-) -> Iterator[tuple[Execution, DelegateTaps]]:
-    """Pair the executions of one method run with their taps. Skips delegates without taps."""
-    taps_by_checksum: dict[bytes, list[DelegateTaps]] = {}
-    for tap in taps:
-        taps_by_checksum.setdefault(tap.checksum, []).append(tap)
+    executions: Iterable[DelegateExecution], delegates: Sequence[InstrumentedDelegate]
+) -> Iterator[tuple[DelegateExecution, InstrumentedDelegate]]:
+    """Pair the executions of one method run with their instrumented delegates. Skips delegates without one."""
+    delegates_by_checksum: dict[bytes, list[InstrumentedDelegate]] = {}
+    for delegate in delegates:
+        delegates_by_checksum.setdefault(delegate.checksum, []).append(delegate)
     for execution in executions:
-        remaining = taps_by_checksum.get(execution.checksum or b"")
+        remaining = delegates_by_checksum.get(execution.checksum or b"")
         if remaining:
             yield execution, remaining.pop(0)

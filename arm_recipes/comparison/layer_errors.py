@@ -18,14 +18,14 @@ from arm_recipes.comparison.compared_tensors import ComparedTensor
 from arm_recipes.comparison.diagnosis import LayerDiagnosis, QuantizedConstant
 from arm_recipes.comparison.interpreter_plan import InterpreterPlan, dequantize_constant
 from arm_recipes.comparison.result import WORST_COUNT, IsolatedError, LayerGap
-from arm_recipes.comparison.worker_job import ProgramSpec, SampleResult, measure_layer_effects
+from arm_recipes.comparison.worker_job import ProgramSpec, SampleResult, measure_layer_sensitivity
 from arm_recipes.stages.quantize import FloatProgram
 
 #: Maximum number of samples for the output SQNR with only one layer quantized.
-_MAX_EFFECT_SAMPLES = 4
+_MAX_SENSITIVITY_SAMPLES = 4
 
 
-def _create_layer_gap(tensor: ComparedTensor, error_sums: Sequence[ErrorSums], tapped: frozenset[str]) -> LayerGap:
+def _create_layer_gap(tensor: ComparedTensor, error_sums: Sequence[ErrorSums], provided: frozenset[str]) -> LayerGap:
     return LayerGap(
         name=tensor.node,
         operator=tensor.operator,
@@ -35,7 +35,7 @@ def _create_layer_gap(tensor: ComparedTensor, error_sums: Sequence[ErrorSums], t
         scale=tensor.grid.scale if tensor.grid else None,
         zero_point=tensor.grid.zero_point if tensor.grid else None,
         moves=tensor.is_lossless,
-        value_source="program" if tensor.name in tapped else "PyTorch",
+        value_source="program" if tensor.name in provided else "PyTorch",
         gap=sum_errors(error_sums).metrics,
     )
 
@@ -60,13 +60,13 @@ def compute_layer_gaps(
     if plan is None:
         return []
     output_sqnr = _isolated_output_sqnr(plan, results, inputs)
-    tapped, ranges = spec.tapped_tensors, original.ranges if original is not None else {}
+    provided, ranges = spec.provided_tensors, original.ranges if original is not None else {}
     gaps = []
     for compared in plan.tensors:
         error_sums = [result.layers[compared.name] for result in results if compared.name in result.layers]
         if not error_sums:
             continue
-        gap = _create_layer_gap(compared, error_sums, tapped)
+        gap = _create_layer_gap(compared, error_sums, provided)
         errors = _isolated_errors(compared, results)
         if compared.grid is not None and errors.count:
             weights = tuple(_describe_constant(plan, name, original) for name in compared.weights)
@@ -110,8 +110,8 @@ def _isolated_output_sqnr(
     }
     worst = sorted(sqnr_by_tensor, key=lambda compared: sqnr_by_tensor[compared])[:WORST_COUNT]
     sums: dict[str, list[ErrorSums]] = {compared.name: [] for compared in worst}
-    for sample in inputs[:_MAX_EFFECT_SAMPLES]:
-        for name, part in measure_layer_effects(plan, worst, sample).items():
+    for sample in inputs[:_MAX_SENSITIVITY_SAMPLES]:
+        for name, part in measure_layer_sensitivity(plan, worst, sample).items():
             sums[name].append(part)
     return {name: sum_errors(parts).metrics.sqnr for name, parts in sums.items() if parts}
 
@@ -133,9 +133,9 @@ def _describe_constant(plan: InterpreterPlan, name: str, original: FloatProgram 
 
 def compute_program_layer_gaps(spec: ProgramSpec, results: Sequence[SampleResult]) -> list[LayerGap]:
     """Compute the errors of a program's layers against another program's, matched by name."""
-    gaps, tapped = {}, spec.tapped_tensors
+    gaps, provided = {}, spec.provided_tensors
     for compared in spec.plan.tensors if spec.plan is not None else ():
         error_sums = [result.layers[compared.node] for result in results if compared.node in result.layers]
         if error_sums:
-            gaps[compared.node] = _create_layer_gap(compared, error_sums, tapped)
+            gaps[compared.node] = _create_layer_gap(compared, error_sums, provided)
     return list(gaps.values())

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from arm_backend_core.partitioner import ArmPartitioner
-from arm_recipes.comparison.intermediate_outputs import tap_delegates
+from arm_recipes.comparison.intermediate_outputs import instrument_delegates
 from arm_recipes.comparison.interpreter_plan import InterpreterPlan, UnsupportedProgramError
 from arm_recipes.comparison.worker_job import ProgramSpec
 from arm_recipes.pipeline.artifact import Artifact
@@ -17,9 +17,9 @@ from arm_recipes.runtime.program import Program
 
 
 def make_export_spec(result: Artifact, record: MethodReport, layers: bool | int) -> tuple[ProgramSpec, list[str]]:
-    """Make the spec of an export, with interpreter plan and delegate taps if available, and notes.
+    """Make the spec of an export, with interpreter plan and instrumented delegates if available, and notes.
 
-    The artifact caches the spec, because tapping the delegates lowers the program again.
+    The artifact caches the spec, because instrumenting the delegates lowers the program again.
     """
     key = record.name, bool(layers)
     if key not in result.comparison_specs:
@@ -46,10 +46,10 @@ def _make_export_spec(result: Artifact, record: MethodReport, *, has_layers: boo
         )
     partitioner = next((x for x in float_reference.partitioners.get(method, ()) if isinstance(x, ArmPartitioner)), None)
     if has_layers and partitioner is not None and record.delegates:
-        delegate_taps, tap_notes = tap_delegates(
+        instrumented_delegates, more_notes = instrument_delegates(
             exported, partitioner, record.delegates, (compared.name for compared in plan.tensors)
         )
-        spec, notes = replace(spec, taps=tuple(delegate_taps)), [*notes, *tap_notes]
+        spec, notes = replace(spec, instrumented_delegates=tuple(instrumented_delegates)), [*notes, *more_notes]
     return spec, notes
 
 
@@ -66,7 +66,7 @@ def make_argument_spec(value: Any, argument: str, method: str, layers: bool | in
         ValueError: the value is neither an export nor a program, or the program has no such method.
     """
     if isinstance(value, Artifact):
-        return make_export_spec(value, find_method(value, method), layers)
+        return make_export_spec(value, find_method_report(value, method), layers)
     if not isinstance(value, (Program, str, Path, bytes)):
         raise ValueError(
             f"{argument}: must be an ExportResult or a program (a path, bytes or the result of load), got "
@@ -77,7 +77,7 @@ def make_argument_spec(value: Any, argument: str, method: str, layers: bool | in
     return ProgramSpec(program.data, method, signature.inputs, signature.outputs, None, (), program.data_file), []
 
 
-def find_method(result: Artifact, method: str) -> MethodReport:
+def find_method_report(result: Artifact, method: str) -> MethodReport:
     """Find the report of a method.
 
     Raises:

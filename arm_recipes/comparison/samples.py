@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, RandomSampler
 
 from arm_backend_core.scalar_kind import ScalarKind, kind_of
 from arm_recipes.comparison.accuracy import flatten_labels
-from arm_recipes.runtime.signature import Value
+from arm_recipes.runtime.signature import IOValue
 from arm_recipes.samples.call_inputs import Inputs, InputSignature, as_inputs, rebatch
 from arm_recipes.samples.export_arguments import to_sample_list
 
@@ -97,7 +97,7 @@ def _shapes(sample: Inputs) -> list[Any]:
 
 
 def prepare_program_samples(
-    expected: Sequence[Value], method: str, samples: Any, labels: Any, metric: Any
+    expected: Sequence[IOValue], method: str, samples: Any, labels: Any, metric: Any
 ) -> ComparisonSamples:
     """Prepare samples for a saved program, which stores a flat list of inputs, without the model's nested structure.
 

@@ -13,12 +13,12 @@ from torch import Tensor
 from arm_backend_core.quantization.diagnostics.error_metrics import ErrorSums, IsolatedErrorSums
 from arm_backend_core.scalar_kind import is_float_tensor
 from arm_recipes.comparison.compared_tensors import ComparedTensor
-from arm_recipes.comparison.intermediate_outputs import DelegateTaps, match_executions
+from arm_recipes.comparison.intermediate_outputs import InstrumentedDelegate, match_executions
 from arm_recipes.comparison.interpreter_plan import InterpreterPlan
 from arm_recipes.comparison.plan_interpreter import PlanInterpreter
 from arm_recipes.runtime import host_backends
 from arm_recipes.runtime.load import load
-from arm_recipes.runtime.signature import Value
+from arm_recipes.runtime.signature import IOValue
 from arm_recipes.runtime.tensor_info import TensorInfo
 
 
@@ -32,22 +32,22 @@ class ProgramSpec:
         inputs, outputs: values of the method, with scales where they are quantized.
         plan: interpreter plan of the program before lowering; None for a saved program, and if a plan cannot represent
             the program.
-        taps: taps of the delegates.
+        instrumented_delegates: delegates that also provide the values of layers.
         data_file: the ``.ptd`` of the program, or None.
     """
 
     data: bytes
     method: str
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
+    inputs: tuple[IOValue, ...]
+    outputs: tuple[IOValue, ...]
     plan: InterpreterPlan | None
-    taps: tuple[DelegateTaps, ...]
+    instrumented_delegates: tuple[InstrumentedDelegate, ...]
     data_file: bytes | None = None
 
     @property
-    def tapped_tensors(self) -> frozenset[str]:
+    def provided_tensors(self) -> frozenset[str]:
         """Names of the tensors whose values the delegates provide."""
-        return frozenset().union(*(tap.tapped_nodes for tap in self.taps))
+        return frozenset().union(*(delegate.provided_nodes for delegate in self.instrumented_delegates))
 
 
 @dataclass(frozen=True)
@@ -158,11 +158,11 @@ class _LoadedProgram:
 
     def __init__(self, spec: ProgramSpec) -> None:
         self._spec, self._program = spec, load(spec.data, spec.data_file)
-        self._executions: list[host_backends.Execution] = []
+        self._executions: list[host_backends.DelegateExecution] = []
         self.mismatched: tuple[str, ...] = ()
         self.interpreter: PlanInterpreter | None = None
         if spec.plan is not None:
-            self.interpreter = PlanInterpreter(spec.plan, spec.tapped_tensors)
+            self.interpreter = PlanInterpreter(spec.plan, spec.provided_tensors)
 
     def run(self, inputs: Sequence[Tensor]) -> list[Any]:
         """Run the program on the model's inputs and return its outputs, dequantized."""
@@ -180,17 +180,17 @@ class _LoadedProgram:
         ]
 
     def intermediate_values(self) -> dict[str, Tensor]:
-        """Read the intermediate values of the last run's delegates, dequantized, by node name."""
+        """Compute the intermediate values of the last run's delegates, dequantized, by node name."""
         plan = self._spec.plan
         assert plan is not None
         grids = {tensor.name: tensor.grid for tensor in plan.tensors if tensor.grid is not None}
         values_by_node: dict[str, Tensor] = {}
         mismatched = []
-        for execution, tap in match_executions(self._executions, self._spec.taps):
-            values, is_equal = tap.read(execution, grids)
+        for execution, delegate in match_executions(self._executions, self._spec.instrumented_delegates):
+            values, is_equal = delegate.compute_values(execution, grids)
             values_by_node |= values
             if not is_equal:
-                mismatched.append(tap.name)
+                mismatched.append(delegate.name)
         self.mismatched = tuple(mismatched)
         return values_by_node
 
@@ -202,10 +202,10 @@ class _LoadedProgram:
         return {tensor.node: values.program for tensor, values in compared if values.program is not None}
 
 
-def measure_layer_effects(
+def measure_layer_sensitivity(
     plan: InterpreterPlan, tensors: Sequence[ComparedTensor], inputs: Sequence[Tensor]
 ) -> dict[str, ErrorSums]:
-    """Measure the error of the first floating-point output with one layer quantized at a time.
+    """Measure layer sensitivity: the error of the first floating-point output with one layer quantized at a time.
 
     Each run replaces one tensor by the result of its layer with quantized weights and rounding, on floating-point
     inputs.

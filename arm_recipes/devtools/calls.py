@@ -10,7 +10,7 @@ from executorch.exir.delegate import executorch_call_delegate
 
 from arm_backend_core.compilation_log import delegate_record
 from arm_recipes.devtools.debug_handle_groups import DebugHandleGroup, group_debug_handles, map_handles
-from arm_recipes.devtools.delegate_results import read_results, read_tosa_results
+from arm_recipes.devtools.delegate_results import compute_tosa_results, trace_operator_results
 from arm_recipes.runtime.tosa_flatbuffer import TosaOperator, read_graph
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from arm_backend_core.compilation_log import DelegateRecord
     from arm_recipes.devtools.delegate_results import CandidateArrays
-    from arm_recipes.runtime.host_backends import Execution
+    from arm_recipes.runtime.host_backends import DelegateExecution
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class DelegateCall:
 
 
 def collect_delegate_calls(
-    manager: ExecutorchProgramManager, method: str, program: ExportedProgram, executions: Sequence[Execution]
+    manager: ExecutorchProgramManager, method: str, program: ExportedProgram, executions: Sequence[DelegateExecution]
 ) -> list[DelegateCall]:
     """Collect the delegate calls of a method.
 
@@ -71,9 +71,9 @@ def collect_delegate_calls(
         operators = read_graph(memoryview(record.tosa)).operators
         all_handles = _list_debug_handles(lowered.original_module.graph)
         kinds, handles = record.tosa_operators[: len(operators)], record.handles[: len(operators)]
-        results = read_results(execution, record, operators)
+        results = trace_operator_results(execution, record, operators)
         groups = group_debug_handles(program, all_handles, kinds, handles, operators, results)
-        results |= read_tosa_results(execution, operators, [group.operator_index for group in groups])
+        results |= compute_tosa_results(execution, operators, [group.operator_index for group in groups])
         handle_map = map_handles(groups, handles)
         delegate_calls.append(
             DelegateCall(node.meta["debug_handle"], all_handles, record, operators, tuple(groups), handle_map, results)

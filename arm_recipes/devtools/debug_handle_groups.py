@@ -180,7 +180,10 @@ def _assign_nodes(
 
 
 def _movement_sources(kinds: Sequence[str], operators: Sequence[TosaOperator]) -> list[int]:
-    """For each operator, the index of the operator that computed its elements, before any data movement."""
+    """For each operator, the index of the operator that computed its elements, before RESHAPE, TRANSPOSE and IDENTITY.
+
+    Other data movement, such as SLICE, CONCAT and PAD, counts as computation.
+    """
     number = {operator.result.name: index for index, operator in enumerate(operators)}
     sources: list[int] = []
     for index, (kind, operator) in enumerate(zip(kinds, operators, strict=True)):

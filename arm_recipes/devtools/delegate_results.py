@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from arm_recipes.runtime.command_origins import Origins
+from arm_recipes.runtime.command_origins import CommandOrigins
 from arm_recipes.runtime.delegates import TosaDelegate
 from arm_recipes.runtime.ethosu import EthosUDelegate, EthosUOperation
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from arm_backend_core.backends.vela_estimates import OperationEstimate as Estimate
     from arm_backend_core.compilation_log import DelegateRecord
     from arm_recipes.devtools.debug_handle_groups import DebugHandleGroup
-    from arm_recipes.runtime.host_backends import Execution
+    from arm_recipes.runtime.host_backends import DelegateExecution
     from arm_recipes.runtime.tosa_flatbuffer import TosaOperator
 
     Array = np.ndarray[Any, Any]
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 CandidateArrays = tuple[Any, ...]
 
 
-def read_results(
-    execution: Execution, record: DelegateRecord, operators: Sequence[TosaOperator]
+def trace_operator_results(
+    execution: DelegateExecution, record: DelegateRecord, operators: Sequence[TosaOperator]
 ) -> dict[int, CandidateArrays]:
-    """Read the results of a delegate's operators, by operator index.
+    """Trace the results of a delegate's operators, by operator index: the NPU emulator executes the delegate again.
 
     If the NPU wrote a result in pieces, the candidates are the possible concatenations. For a TOSA delegate, the
-    candidates are empty; ``read_tosa_results`` reads its results by name.
+    candidates are empty; ``compute_tosa_results`` computes its results by name.
     """
     delegate = execution.delegate
     if isinstance(delegate, TosaDelegate):
@@ -51,10 +51,10 @@ def read_results(
     return {}
 
 
-def read_tosa_results(
-    execution: Execution, operators: Sequence[TosaOperator], numbers: Sequence[int]
+def compute_tosa_results(
+    execution: DelegateExecution, operators: Sequence[TosaOperator], numbers: Sequence[int]
 ) -> dict[int, CandidateArrays]:
-    """Read the results of selected operators of a TOSA delegate, by operator index."""
+    """Compute the results of selected operators of a TOSA delegate, by operator index."""
     delegate = execution.delegate
     if not isinstance(delegate, TosaDelegate) or not numbers:
         return {}
@@ -63,11 +63,11 @@ def read_tosa_results(
 
 
 def _written_pieces(
-    delegate: EthosUDelegate, execution: Execution, record: DelegateRecord, operators: Sequence[TosaOperator]
+    delegate: EthosUDelegate, execution: DelegateExecution, record: DelegateRecord, operators: Sequence[TosaOperator]
 ) -> dict[int, dict[str, list[EthosUOperation]]]:
     """Group the NPU operations that wrote a result, by TOSA operator and by NPU command, in order of execution."""
     operator_lookup = _OperatorLookup(operators)
-    origins = Origins(record)
+    origins = CommandOrigins(record)
     pieces: dict[int, dict[str, list[EthosUOperation]]] = {}
     for operation in delegate.trace(execution.inputs):
         layer = origins.find(operation.offset - delegate.header_bytes, indexed=operation.indexed).estimate

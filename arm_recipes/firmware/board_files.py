@@ -92,7 +92,7 @@ def find_firmware_board(recipe: object) -> FirmwareBoard | None:
     support = find_support(board.name)
     if support is None:
         return None
-    spec = SPEC_BUILDERS[recipe.type_name](options.check(recipe.type_name, dict(recipe.options)))
+    spec = SPEC_BUILDERS[recipe.type_name](options.resolve_options(recipe.type_name, dict(recipe.options)))
     assert isinstance(spec, EthosUCompileSpec)
     configuration = spec.configuration
     placement = Placement.of(configuration.const_memory, arena_on_second_port=configuration.arena_on_second_port)

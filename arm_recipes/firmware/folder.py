@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from arm_recipes._internal.files import check_writable, write
+from arm_recipes._internal.files import check_writable, write_file_atomically
 
 #: Manifest file: a summary, and names and SHA-256 of the files that ``save_firmware`` wrote to the folder.
 MANIFEST = "firmware.json"
@@ -107,7 +107,7 @@ def _has_content(path: Path, content: bytes) -> bool:
 def _write_to(path: Path, final: Path, content: bytes) -> None:
     """Write a file. An error names its final path."""
     try:
-        write(path, content)
+        write_file_atomically(path, content)
     except OSError as error:
         raise type(error)(error.errno, error.strerror, str(final)) from None
 

@@ -32,7 +32,7 @@ from arm_recipes.firmware.render_templates import (
 )
 from arm_recipes.firmware.versions import Versions
 from arm_recipes.runtime.build import CPP_FOLDER
-from arm_recipes.runtime.ethosu_payload import EthosUPayload, read_parts
+from arm_recipes.runtime.ethosu_payload import EthosUPayload, read_payload_content
 from arm_recipes.runtime.inspect import DelegateInspection, Inspection, inspect_program
 from arm_recipes.runtime.load import load
 from arm_recipes.runtime.program import Program
@@ -200,7 +200,7 @@ def _processor_of(recipe: object) -> tuple[str, str]:
 
     if not isinstance(recipe, ArmRecipe) or not recipe.type_name.startswith("CORTEX_M"):
         return "", ""
-    processor = recipe_processor(recipe.type_name, options.check(recipe.type_name, dict(recipe.options)))
+    processor = recipe_processor(recipe.type_name, options.resolve_options(recipe.type_name, dict(recipe.options)))
     return ("", "") if processor is None else (processor.cpu, processor.isa.value)
 
 
@@ -359,7 +359,7 @@ def _read_architecture(payload: memoryview, named_data: Mapping[str, memoryview]
 
     Bits 28 to 31 are the major release, bits 20 to 27 the minor release, bits 16 to 19 the patch.
     """
-    word = int.from_bytes(read_parts(payload, named_data.get).commands[12:16], "little")
+    word = int.from_bytes(read_payload_content(payload, named_data.get).commands[12:16], "little")
     return f"{word >> 28}.{word >> 20 & 0xFF}.{word >> 16 & 0xF}"
 
 

@@ -1,4 +1,4 @@
-"""Planned memories: place the tensors outside delegates in several memories, which may have budgets.
+"""Banked memory planning: place the tensors outside delegates in several memories, which may have budgets.
 
 ExecuTorch's memory planning numbers the memories from 1. The application gives the runtime one buffer for each memory.
 ExecuTorch's algorithm ``BankedGreedy`` fills the first memory, and places the other tensors in the next one.
@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from arm_recipes._internal.messages import BudgetError, ExportError
+from arm_recipes._internal.errors import BudgetError, ExportError
 from arm_recipes._internal.rendering import as_text
 from arm_recipes.recipe.options import parse_bytes
-from arm_recipes.report.ram import npu_parts, sum_by_memory
+from arm_recipes.report.ram import npu_ram_parts, sum_by_memory
 
 if TYPE_CHECKING:
     from executorch.exir import EdgeProgramManager
@@ -31,7 +31,7 @@ _REMEDIES: Final = (
 
 
 @dataclass(frozen=True)
-class PlannedMemories:
+class BankedMemoryPlanner:
     """Memory planning algorithm for ExecuTorch: places the tensors outside delegates in several memories.
 
     Args:
@@ -44,10 +44,10 @@ class PlannedMemories:
     @property
     def __name__(self) -> str:
         """Name in ExecuTorch's log."""
-        return "planned_memories"
+        return "banked_memory_planner"
 
     @classmethod
-    def from_option(cls, memory: Mapping[str, Any]) -> PlannedMemories:
+    def from_option(cls, memory: Mapping[str, Any]) -> BankedMemoryPlanner:
         """Create the algorithm from the recipe option ``memory``."""
         return cls(tuple((name, None if size is None else parse_bytes(size)) for name, size in memory.items()))
 
@@ -113,17 +113,17 @@ def forget_earlier_plan(specs: Sequence[TensorSpec]) -> None:
             spec.mem_id = None
 
 
-def check_memory_budgets(memories: PlannedMemories, used: Mapping[str, int]) -> None:
+def check_memory_budgets(planner: BankedMemoryPlanner, used: Mapping[str, int]) -> None:
     """Check the memory use of an emitted program against the budgets.
 
     Args:
-        memories: the memories.
+        planner: plans the memories.
         used: memory -> bytes, as ``Ram.bytes_by_memory``.
 
     Raises:
         BudgetError: a memory exceeds its budget.
     """
-    for name, budget in memories.budgets:
+    for name, budget in planner.budgets:
         needed = used.get(name.upper(), 0)
         if budget is not None and needed > budget:
             raise BudgetError(_describe_excess(name, needed, budget, "with the NPU's part and ExecuTorch's runtime"))
@@ -142,7 +142,7 @@ def _npu_bytes(graph_module: GraphModule) -> dict[str, int]:
 
     records = [delegate_record(module) for module in lowered_modules(graph_module)]
     estimates = [record.vela for record in records if record is not None and record.vela is not None]
-    return sum_by_memory(npu_parts(estimates))
+    return sum_by_memory(npu_ram_parts(estimates))
 
 
 def reject_several_methods(manager: EdgeProgramManager) -> Sequence[Any]:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from arm_backend_core.compilation_log import delegate_record
-from arm_recipes._internal.executorch_programs import delegates_of, named_data_bytes
-from arm_recipes._internal.messages import BudgetError
+from arm_recipes._internal.errors import BudgetError
+from arm_recipes._internal.executorch_programs import arm_delegates_of, named_data_bytes
 from arm_recipes._internal.rendering import as_text, format_bytes
-from arm_recipes.pipeline.banked_memory_planning import PlannedMemories, check_memory_budgets
+from arm_recipes.pipeline.banked_memory_planning import BankedMemoryPlanner, check_memory_budgets
 from arm_recipes.recipe.recipe import ArmRecipe
 from arm_recipes.report.memory import iter_memory_usage
 from arm_recipes.report.npu_layer_costs import DelegateProfile
@@ -50,14 +50,14 @@ class CheckBudgets:
         optimise: optimization goal of the compile spec. With "auto", a program that exceeds the SRAM budget is compiled
             again (``recipe_within_budget``). Other goals affect only the advice in messages.
         board: name of the board, which may determine the budgets; for messages.
-        memories: memories of the option ``memory``, with their budgets.
+        memory_planner: plans the memories of the option ``memory``, which have budgets; None without the option.
     """
 
     sram: int | None
     flash: int | None
     optimise: str = "auto"
     board: str | None = None
-    memories: PlannedMemories | None = None
+    memory_planner: BankedMemoryPlanner | None = None
 
     def __call__(self, manager: EdgeProgramManager) -> Sequence[Any]:
         """Check every method.
@@ -67,7 +67,7 @@ class CheckBudgets:
         """
         stored_bytes, records = named_data_bytes(manager), []
         for method in sorted(manager.methods):
-            for module in delegates_of(manager, method):
+            for module in arm_delegates_of(manager, method):
                 record = delegate_record(module)
                 assert record is not None
                 stored_bytes += len(module.processed_bytes)
@@ -92,8 +92,8 @@ class CheckBudgets:
             BudgetError: a budget is exceeded; the message names the parts of the RAM and the largest tensors.
         """
         ram = result.report.ram
-        if ram is not None and self.memories is not None:
-            check_memory_budgets(self.memories, ram.bytes_by_memory)
+        if ram is not None and self.memory_planner is not None:
+            check_memory_budgets(self.memory_planner, ram.bytes_by_memory)
         if ram is not None and self.exceeds_sram(result):
             estimated = [(m.name, d) for m in result.report.methods for d in m.delegates if d.vela is not None]
             method, record = max(

@@ -21,7 +21,7 @@ from arm_recipes.samples.shape_variants import ShapeVariants, expand_methods_by_
 from arm_recipes.types import DynamicShapes, Model, Samples, Sizes
 
 if TYPE_CHECKING:
-    from arm_recipes.pipeline.cache.lookup import CachedExport
+    from arm_recipes.pipeline.cache.lookup import ExportCacheLookup
     from arm_recipes.pipeline.unlowered_programs import UnloweredPrograms
 
 
@@ -158,19 +158,19 @@ def _export_within_budgets(
     return result
 
 
-def _open_cache(cache_dir: str | Path | None, *export: Any) -> CachedExport | None:
+def _open_cache(cache_dir: str | Path | None, *export: Any) -> ExportCacheLookup | None:
     if cache_dir is None:
         return None
-    from arm_recipes.pipeline.cache.lookup import CachedExport
+    from arm_recipes.pipeline.cache.lookup import ExportCacheLookup
 
-    return CachedExport(cache_dir, *export)
+    return ExportCacheLookup(cache_dir, *export)
 
 
 def _run_or_look_up(
     pipeline: Pipeline,
     models: dict[str, export_arguments.Model],
     input_notes: list[str],
-    cache: CachedExport | None = None,
+    cache: ExportCacheLookup | None = None,
 ) -> Artifact:
     """Run the pipeline, or take the artifact from the cache. ``input_notes`` are notes about the arguments."""
     from arm_backend_core import compilation_log

@@ -10,7 +10,7 @@ import torch
 from torch.export import ExportedProgram
 
 from arm_recipes.report.cpu_layer_costs import estimate_cpu_layers
-from arm_recipes.report.lowered_program import describe_graph, describe_quantization
+from arm_recipes.report.lowered_program import collect_lowered_parts, count_quantized_tensors
 from arm_recipes.report.record import MethodReport
 from arm_recipes.runtime.tensor_info import TensorInfo
 from arm_recipes.samples.call_inputs import InputSignature
@@ -66,8 +66,8 @@ class MethodResults:
         """
         from arm_recipes.stages.edge.check_kernels import find_not_runnable
 
-        parts = describe_graph(graph, refused, processor)
-        quantization = None if self.program is None else describe_quantization(self.program, samples, self.sqnr)
+        parts = collect_lowered_parts(graph, refused, processor)
+        quantization = None if self.program is None else count_quantized_tensors(self.program, samples, self.sqnr)
         tensors, not_runnable = (self.inputs, self.outputs), find_not_runnable(graph.graph)
         return MethodReport(
             name,

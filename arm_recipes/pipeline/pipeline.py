@@ -40,7 +40,7 @@ from arm_recipes._internal.messages import LOGGER, warn
 from arm_recipes.pipeline.artifact import Artifact, ExportObjects
 from arm_recipes.pipeline.float_reference import create_float_reference
 from arm_recipes.pipeline.method_results import MethodResults
-from arm_recipes.pipeline.program_io import check_outputs, describe_tensors
+from arm_recipes.pipeline.program_io import check_outputs, make_tensor_infos
 from arm_recipes.pipeline.progress import Progress
 from arm_recipes.pipeline.shared_buffers import check_shared_buffers, plan_shared_buffers, unify_buffer_names
 from arm_recipes.pipeline.stage_runner import run_stage
@@ -223,7 +223,7 @@ class Pipeline:
     def create_artifact(self, refused: list[RefusedOperator], logged_notes: list[str]) -> Artifact:
         """Build the artifact with its report, from the refused operators and the notes of the compilation log."""
         manager, samples = self._artifact.data, self._progress.samples
-        export_context = context.describe_export(self._model_names, self._recipe)
+        export_context = context.make_export_context(self._model_names, self._recipe)
         methods = [
             method.create_report(name, method.graph, refused, samples.get(name), export_context.processor)
             for name, method in self._methods.items()
@@ -237,7 +237,7 @@ class Pipeline:
             seconds=self._seconds,
             notes=(*self._argument_notes, *logged_notes, *self._capture.notes, *self._notes),
             context=export_context,
-            ram=ram.measure_ram(
+            ram=ram.compute_ram(
                 {m.name: m.delegates for m in methods},
                 manager.executorch_program.execution_plan,
                 self._recipe,
@@ -383,8 +383,8 @@ class Pipeline:
                 method.input_signature = InputSignature.from_program(program)
                 method.out_spec = program.call_spec.out_spec
             inputs = [(node.name, node) for node in user_inputs(program)]
-            method.inputs = describe_tensors(inputs, config_methods, f"{name}_input")
-            method.outputs = describe_tensors(program_outputs(program), config_methods, f"{name}_output")
+            method.inputs = make_tensor_infos(inputs, config_methods, f"{name}_input")
+            method.outputs = make_tensor_infos(program_outputs(program), config_methods, f"{name}_output")
             mutated = program.graph_signature.user_inputs_to_mutate
             mutated_inputs[name] = len(mutated)
             for index, tensor in enumerate(mutated.values()):

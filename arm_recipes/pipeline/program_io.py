@@ -10,7 +10,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, OutputKind, TensorArgument
 
 from arm_backend_core.program import mutated_buffers
-from arm_recipes._internal.messages import ExportError
+from arm_recipes._internal.errors import ExportError
 from arm_recipes.runtime.tensor_info import TensorInfo
 
 
@@ -31,10 +31,10 @@ def check_outputs(method: str, program: ExportedProgram) -> None:
         raise ExportError(f"'{method}' returns no tensor, so there is nothing to compile; return at least one tensor")
 
 
-def describe_tensors(
+def make_tensor_infos(
     values: Iterable[tuple[str, Any]], config_methods: Mapping[str, Any], prefix: str
 ) -> tuple[TensorInfo, ...]:
-    """Describe inputs or outputs.
+    """Make the ``TensorInfo`` of inputs or outputs.
 
     Args:
         values: (name, node) of each input or output; for a constant, its value in place of the node.

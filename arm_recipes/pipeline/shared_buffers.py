@@ -19,7 +19,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 
 from arm_backend_core.program import TENSOR_KINDS, TensorIdentity, mutated_buffers, store_of, tensor_identity
-from arm_recipes._internal.messages import ExportError
+from arm_recipes._internal.errors import ExportError
 
 if TYPE_CHECKING:
     from executorch.exir import ExecutorchBackendConfig

@@ -26,7 +26,7 @@ from torch.fx import GraphModule
 from arm_backend_core.backends.payload import PLANNED_SCRATCH_KEYS, PlannedScratch
 from arm_backend_core.compilation_log import delegate_record, set_delegate_record
 from arm_backend_core.scalar_kind import ScalarKind, kind_of
-from arm_recipes._internal.executorch_programs import delegates_of, set_payload
+from arm_recipes._internal.executorch_programs import arm_delegates_of, set_payload
 from arm_recipes.pipeline.banked_memory_planning import forget_earlier_plan
 from arm_recipes.runtime.ethosu_payload import (
     CACHE_LINE,
@@ -60,7 +60,7 @@ def allow_shared_scratch(manager: EdgeProgramManager) -> Sequence[Any]:
     graph_module = manager.exported_program(method).graph_module
     if any(isinstance(module, GraphModule) for module in graph_module.children()):
         return []
-    for module in delegates_of(manager, method):
+    for module in arm_delegates_of(manager, method):
         record = delegate_record(module)
         if record is not None and module.backend_id == "EthosUBackend":
             set_delegate_record(module, replace(record, may_share_scratch=True))

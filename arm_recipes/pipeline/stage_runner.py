@@ -9,8 +9,8 @@ from executorch.export import StageType
 from executorch.export.stages import PipelineArtifact, Stage
 from torch.fx import Graph
 
-from arm_recipes._internal.error_location import describe_error, is_user_message
-from arm_recipes._internal.messages import ExportError
+from arm_recipes._internal.error_location import describe_error, is_argument_error
+from arm_recipes._internal.errors import ExportError
 
 #: Stage -> verb in error messages, as in "quantizing 'forward'".
 _STAGE_VERBS = {
@@ -51,7 +51,7 @@ def run_stage(
     except (ArmBackendError, ExportError):
         raise
     except Exception as error:
-        if is_user_message(error):
+        if is_argument_error(error):
             raise
         modules, graphs = locate()
         names = ", ".join(f"'{name}'" for name in methods)

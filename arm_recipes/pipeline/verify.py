@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from arm_recipes.pipeline.unlowered_programs import MAX_KEPT_SAMPLES
-from arm_recipes.pipeline.verify_kernels import VerificationError, describe_mismatch, verify_kernels
+from arm_recipes.pipeline.verify_kernels import VerificationError, describe_differing_elements, verify_kernels
 from arm_recipes.runtime import host_backends
 from arm_recipes.runtime.command_origins import describe_with_origin
 from arm_recipes.runtime.errors import RunError
@@ -72,7 +72,7 @@ def verify_delegates(result: Artifact, examples: Mapping[str, Sequence[Inputs]])
 
 
 def _check_memory_accesses(
-    method: MethodReport, delegate: DelegateRecord, execution: host_backends.Execution
+    method: MethodReport, delegate: DelegateRecord, execution: host_backends.DelegateExecution
 ) -> EthosUStatistics:
     """Check for reads of uninitialized memory and unordered accesses, whose results depend on the hardware."""
     assert isinstance(execution.delegate, EthosUDelegate)
@@ -88,7 +88,7 @@ def _check_memory_accesses(
 
 
 def _compare_with_reference(
-    method: MethodReport, sample: int, delegate: DelegateRecord, execution: host_backends.Execution
+    method: MethodReport, sample: int, delegate: DelegateRecord, execution: host_backends.DelegateExecution
 ) -> None:
     from arm_backend_core.tosa import reference_model
 
@@ -96,7 +96,7 @@ def _compare_with_reference(
     expected = reference_model.run(delegate.tosa, inputs)
     for io, array, reference_output in zip(delegate.outputs, execution.outputs, expected, strict=True):
         actual = _view_as(io, array)
-        mismatch = describe_mismatch(actual, reference_output, f"elements of '{io.name}'")
+        mismatch = describe_differing_elements(actual, reference_output, f"elements of '{io.name}'")
         if mismatch is not None:
             raise VerificationError(
                 f"verify: delegate '{delegate.name}' of method '{method.name}' differs from its TOSA graph for sample "

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from arm_recipes._internal.messages import ExportError
+from arm_recipes._internal.errors import ExportError
 from arm_recipes.report.kernels import BIT_EXACT_OPERATORS, is_kernel_call
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def _compare_outputs(method: MethodReport, sample: int, actual: Sequence[Any], e
     for info, value, reference in zip(method.outputs, actual, outputs, strict=True):
         if not isinstance(value, torch.Tensor):
             continue
-        mismatch = describe_mismatch(value.numpy(), reference.numpy(), "elements")
+        mismatch = describe_differing_elements(value.numpy(), reference.numpy(), "elements")
         if mismatch is not None:
             raise VerificationError(
                 f"verify: output '{info.name}' of method '{method.name}' differs from the kernels' records for sample "
@@ -141,7 +141,7 @@ def _compare_outputs(method: MethodReport, sample: int, actual: Sequence[Any], e
             )
 
 
-def describe_mismatch(actual: Array, expected: Array, elements: str) -> str | None:
+def describe_differing_elements(actual: Array, expected: Array, elements: str) -> str | None:
     """Describe the elements that differ; None if none does. ``elements`` names them, for example "elements of 'x'"."""
     import numpy as np
 

@@ -341,7 +341,7 @@ def option_names(recipe: str) -> list[str]:
     return [option.name for option in OPTIONS.values() if option.group in option_groups(recipe)]
 
 
-def check(recipe: str, user_options: Mapping[str, Any]) -> dict[str, Any]:
+def resolve_options(recipe: str, user_options: Mapping[str, Any]) -> dict[str, Any]:
     """Validate the options of a recipe, and add the options of its board and the defaults.
 
     Raises:

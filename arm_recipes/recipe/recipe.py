@@ -11,7 +11,7 @@ from typing import Any, Unpack, cast, overload
 import executorch.export
 from executorch.export import RecipeType
 
-from arm_recipes._internal.files import check_writable, write
+from arm_recipes._internal.files import check_writable, write_file_atomically
 from arm_recipes.recipe.compile_specs import normalize_recipe_name
 from arm_recipes.recipe.typed_options import (
     CortexMOptions,
@@ -130,7 +130,7 @@ class ArmRecipe(ExportRecipe):
             ValueError: ``path`` is not writable.
         """
         target = check_writable(path)
-        write(target, json.dumps(self.to_dict(), indent=1).encode())
+        write_file_atomically(target, json.dumps(self.to_dict(), indent=1).encode())
         return target
 
 

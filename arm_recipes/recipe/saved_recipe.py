@@ -10,7 +10,7 @@ from typing import Any
 from arm_recipes.recipe.compile_specs import normalize_recipe_name
 
 
-def read_recipe(source: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def read_saved_recipe(source: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Read the name and the options of a saved recipe.
 
     Args:

@@ -43,14 +43,14 @@ def describe_models(models: Mapping[str, nn.Module | ExportedProgram]) -> str:
     return ", ".join(filter(None, dict.fromkeys(map(_model_name, models.values()))))
 
 
-def describe_export(model_names: str, recipe: ExportRecipe) -> ExportContext:
-    """Describe an export that runs now.
+def make_export_context(model_names: str, recipe: ExportRecipe) -> ExportContext:
+    """Make the context of an export that runs now.
 
     Args:
         model_names: from ``describe_models``.
         recipe: recipe of the export. Only recipes of this package have options.
     """
-    values = options.check(recipe.type_name, recipe.options) if isinstance(recipe, ArmRecipe) else {}
+    values = options.resolve_options(recipe.type_name, recipe.options) if isinstance(recipe, ArmRecipe) else {}
     sram, flash = (values.get(name) for name in ("sram_budget", "flash_budget"))
     return ExportContext(
         model=model_names,

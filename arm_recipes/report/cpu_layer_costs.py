@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from arm_recipes.report.npu_layer_costs import Kind, LayerCost
+from arm_recipes.report.npu_layer_costs import LayerCost, LayerKind
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +51,7 @@ def _estimate(method: str, module: torch.fx.GraphModule, processor: Processor) -
     from arm_backend_core.cortex_m.cost.processors import PEAK_MACS, code_variant_of
     from arm_backend_core.nodes import modules_of, operator_name, source_location
 
-    layers: dict[tuple[str, str, Kind], _Totals] = {}
+    layers: dict[tuple[str, str, LayerKind], _Totals] = {}
     for node in module.graph.nodes:
         name = operator_name(node).split(".")
         if node.op != "call_function" or name[-1] in _NOT_ON_CPU or _operator(name) in _NOT_ON_CPU:
@@ -101,7 +101,7 @@ def _operator(name: list[str]) -> str:
     return name[1] if len(name) > 1 else name[0]
 
 
-def _kind(operator: str) -> Kind:
+def _kind(operator: str) -> LayerKind:
     from arm_backend_core.cortex_m.kernels.registry import QUANTIZE_OPERATORS
 
     if operator in QUANTIZE_OPERATORS:

@@ -35,10 +35,10 @@ class LoweredParts:
     data_movement: dict[str, int]
 
 
-def describe_graph(
+def collect_lowered_parts(
     graph_module: torch.fx.GraphModule, refused: Sequence[RefusedOperator], processor: Processor | None = None
 ) -> LoweredParts:
-    """List the parts of a lowered method. ``processor``: the CPU, for estimates of cycles; None: no estimates."""
+    """Collect the parts of a lowered method. ``processor``: the CPU, for estimates of cycles; None: no estimates."""
     from arm_backend_core.compilation_log import delegate_record
     from arm_backend_core.nodes import operator_name
     from arm_backend_core.program import lowered_modules
@@ -88,7 +88,9 @@ def _find_refusal_reason(node: torch.fx.Node, name: str, refused: Sequence[Refus
     return ("", source) if refusal is None else (refusal.reason, source or refusal.source)
 
 
-def describe_quantization(program: ExportedProgram, samples: int | None, sqnr: dict[str, float]) -> Quantization | None:
+def count_quantized_tensors(
+    program: ExportedProgram, samples: int | None, sqnr: dict[str, float]
+) -> Quantization | None:
     """Count the quantized tensors of a program before lowering; None if no tensor is quantized."""
     activations: Counter[str] = Counter()
     weights: Counter[str] = Counter()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from arm_backend_core.tosa.graph import Origin
     from arm_recipes.runtime.tosa_flatbuffer import TosaGraph
 
-Kind = Literal["layer", "boundary", "transpose", "conversion", "rest"]
+LayerKind = Literal["layer", "boundary", "transpose", "conversion", "rest"]
 _Key = TypeVar("_Key")
 
 #: Operators that convert the type or the quantization parameters.
@@ -80,7 +80,7 @@ class LayerCost:
     delegate: str
     module: str
     source: str
-    kind: Kind
+    kind: LayerKind
     operators: tuple[str, ...]
     cycles: int
     share: float
@@ -119,7 +119,7 @@ class _LayerKey(NamedTuple):
 
     module: str
     source: str
-    kind: Kind
+    kind: LayerKind
     reason: str
 
 

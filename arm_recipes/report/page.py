@@ -15,7 +15,7 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
 
-from arm_recipes._internal.files import check_writable, write
+from arm_recipes._internal.files import check_writable, write_file_atomically
 from arm_recipes._internal.messages import INSTALL_PLOTLY
 from arm_recipes._internal.rendering import Section, as_html, cell_as_html, format_bytes
 from arm_recipes.report.network import build_network, short_source
@@ -49,7 +49,7 @@ class Page:
             ValueError: ``path`` is not writable; the message says why.
         """
         target = check_writable(path)
-        write(target, self.text.encode())
+        write_file_atomically(target, self.text.encode())
         return target
 
     def _repr_html_(self) -> str:

@@ -117,8 +117,8 @@ def sum_by_memory(parts: Sequence[RamPart]) -> dict[str, int]:
     return {name: sum(x.bytes for x in parts if x.memory == name) for name in dict.fromkeys(x.memory for x in parts)}
 
 
-def npu_parts(estimates: Sequence[VelaEstimates], *, is_planned: bool = False) -> tuple[RamPart, ...]:
-    """The parts that the delegates of a program need, which run in sequence and share their scratch.
+def npu_ram_parts(estimates: Sequence[VelaEstimates], *, is_planned: bool = False) -> tuple[RamPart, ...]:
+    """The parts of the RAM that the delegates of a program need, which run in sequence and share their scratch.
 
     Args:
         estimates: Vela's estimates of the delegates. Without delegates, there are no parts.
@@ -138,14 +138,16 @@ def npu_parts(estimates: Sequence[VelaEstimates], *, is_planned: bool = False) -
     return tuple(part for part in parts if part.bytes)
 
 
-def measure_ram(
+def compute_ram(
     delegates: Mapping[str, Sequence[DelegateRecord]],
     execution_plans: Sequence[ExecutionPlan],
     recipe: ExportRecipe,
     *,
     on_cortex_m: bool = False,
 ) -> Ram | None:
-    """Measure the RAM of a program on a Cortex-M; None without delegates for an Ethos-U, unless ``on_cortex_m``.
+    """Compute the RAM of a program on a Cortex-M from its memory plans and Vela's estimates.
+
+    Returns None for a program without delegates for an Ethos-U, unless ``on_cortex_m``.
 
     Args:
         delegates: name of a method -> its delegates; without constant methods.
@@ -167,7 +169,7 @@ def measure_ram(
 
     plans = [plan for plan in execution_plans if plan.name in delegates]
     is_planned = any(any(planned_scratches(plan)) for plan in plans)
-    npu = npu_parts(estimates, is_planned=is_planned)
+    npu = npu_ram_parts(estimates, is_planned=is_planned)
     # Assume the CPU's tensors in the memory of the NPU's scratch: DRAM if the memory mode places activations there.
     memory = _RAM[estimates[0].scratch_memory] if estimates else "SRAM"
     planned, shared = planned_bytes(plans)

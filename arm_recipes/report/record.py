@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from arm_recipes.report.memory import MemoryOverTime
     from arm_recipes.report.npu_layer_costs import LayerCost
     from arm_recipes.report.ram import Ram
-    from arm_recipes.runtime.ethosu import EthosULayer, EthosUStatistics
+    from arm_recipes.runtime.ethosu import EthosULayerStatistics, EthosUStatistics
 
 #: Memory region of an Ethos-U (index of the base address) -> its content.
 _REGION_NAMES = {0: "weights", 1: "scratch", 2: "fast scratch", 3: "inputs", 4: "outputs"}
@@ -329,7 +329,7 @@ def _format_traffic(read: int, written: int) -> str:
     return f"{format_bytes(read)} read, {format_bytes(written)} written"
 
 
-def _layer_row(layer: EthosULayer, measured: str, estimate: str) -> tuple[str, ...]:
+def _layer_row(layer: EthosULayerStatistics, measured: str, estimate: str) -> tuple[str, ...]:
     origin = layer.origin
     return origin.module or origin.layer, origin.operator, measured, estimate, origin.source
 

@@ -8,7 +8,7 @@ from typing import Any
 from arm_recipes._internal.conversions import suggest_conversion
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.pte import PteTensor
-from arm_recipes.runtime.signature import Signature, Value
+from arm_recipes.runtime.signature import IOValue, Signature
 from arm_recipes.runtime.tensor_info import TensorInfo
 
 
@@ -57,7 +57,9 @@ def bind_arguments(method: str, expected: Signature, tensors: Sequence[Any], nam
     return [*tensors, *(named[name] for name in names[len(tensors) :])]
 
 
-def check_input(index: int, expected: Value, layout: PteTensor | str, value: Any, *, reads_int32: bool = False) -> Any:
+def check_input(
+    index: int, expected: IOValue, layout: PteTensor | str, value: Any, *, reads_int32: bool = False
+) -> Any:
     """Validate an argument, and convert it to the memory layout of the program.
 
     Args:

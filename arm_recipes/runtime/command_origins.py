@@ -18,11 +18,11 @@ from arm_recipes.runtime.tosa_flatbuffer import read_graph
 if TYPE_CHECKING:
     from arm_backend_core.backends.vela_estimates import OperationEstimate
     from arm_backend_core.compilation_log import DelegateRecord
-    from arm_backend_core.tosa.graph import Origin as TosaOrigin
+    from arm_backend_core.tosa.graph import Origin
 
 
 @dataclass(frozen=True)
-class Origin:
+class CommandOrigin:
     """Origin of a command; fields are empty if unknown.
 
     If Vela fused operators into one operation, the names are those of the operator that Vela reports for it.
@@ -50,7 +50,7 @@ class Origin:
 _INDEXED_DMA_OPERATORS = ("Gather", "Scatter")
 
 
-class Origins:
+class CommandOrigins:
     """Origins of all commands of a delegate, determined from the commands that start the operations of a Vela layer.
 
     Args:
@@ -69,8 +69,8 @@ class Origins:
         self._operation_starts = sorted(starts, key=lambda start: start[0])
         #: Offset of a layer's first operation -> origin of the first indexed DMA between the previous layer and this
         #: layer. The key None stands for indexed DMAs after the last layer.
-        self._indexed_dma_origins: dict[int | None, Origin] = {}
-        pending: Origin | None = None
+        self._indexed_dma_origins: dict[int | None, CommandOrigin] = {}
+        pending: CommandOrigin | None = None
         for layer, origin in zip(layers, layer_origins, strict=True):
             if not layer.commands and layer.npu_operator in _INDEXED_DMA_OPERATORS:
                 pending = pending or origin
@@ -79,7 +79,7 @@ class Origins:
         if pending is not None:
             self._indexed_dma_origins[None] = pending
 
-    def find(self, offset: int, *, indexed: bool = False) -> Origin:
+    def find(self, offset: int, *, indexed: bool = False) -> CommandOrigin:
         """Find the origin of a command.
 
         Args:
@@ -88,22 +88,22 @@ class Origins:
         """
         starts = self._operation_starts
         position = bisect.bisect_left(starts, offset, key=lambda start: start[0])
-        start, origin = starts[position] if position < len(starts) else (None, Origin())
+        start, origin = starts[position] if position < len(starts) else (None, CommandOrigin())
         return self._indexed_dma_origins.get(start, origin) if indexed else origin
 
 
-def main_origin(record: DelegateRecord, number: int) -> TosaOrigin:
+def main_origin(record: DelegateRecord, number: int) -> Origin:
     """The origin with the largest share of the work of a TOSA operator; ``number`` is the operator's index."""
     return max(record.origins[number], key=lambda each: each[1])[0]
 
 
-def _layer_origin(record: DelegateRecord, layer: OperationEstimate, indices: Sequence[int]) -> Origin:
+def _layer_origin(record: DelegateRecord, layer: OperationEstimate, indices: Sequence[int]) -> CommandOrigin:
     """Origin of a layer; ``indices`` are Vela's indices of the record's operators."""
     if layer.index not in indices:
-        return Origin(layer.operator, layer.tensor, estimate=layer)
+        return CommandOrigin(layer.operator, layer.tensor, estimate=layer)
     number = indices.index(layer.index)
     origin = main_origin(record, number)
-    return Origin(record.tosa_operators[number], layer.tensor, origin.module, origin.source, layer)
+    return CommandOrigin(record.tosa_operators[number], layer.tensor, origin.module, origin.source, layer)
 
 
 def describe_with_origin(error: RunError, records: Mapping[bytes, DelegateRecord]) -> str:
@@ -115,5 +115,5 @@ def describe_with_origin(error: RunError, records: Mapping[bytes, DelegateRecord
     command = error.command
     if command is None:
         return str(error)
-    origin = str(Origins(records.get(command.checksum)).find(command.offset, indexed=command.indexed))
+    origin = str(CommandOrigins(records.get(command.checksum)).find(command.offset, indexed=command.indexed))
     return f"{error} ({origin})" if origin else str(error)

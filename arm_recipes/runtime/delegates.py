@@ -25,7 +25,7 @@ _SANDBOX_TIMEOUT_SECONDS = 600.0
 SANDBOX_UNAVAILABLE_EXIT_CODE = 3
 
 
-class Delegate(Protocol):
+class LoadedDelegate(Protocol):
     """A loaded payload, ready to run."""
 
     @property
@@ -61,7 +61,7 @@ class TosaDelegate:
         self.inputs, self.outputs = graph.inputs, graph.outputs
 
     def run(self, arrays: Sequence[Array]) -> Sequence[Array]:
-        """See ``Delegate``."""
+        """See ``LoadedDelegate``."""
         from arm_backend_core.tosa import reference_model
 
         return reference_model.run(self._payload, arrays)
@@ -74,18 +74,18 @@ class TosaDelegate:
         return reference_model.run(replace_outputs(self._payload, names), arrays)
 
     def close(self) -> None:
-        """See ``Delegate``."""
+        """See ``LoadedDelegate``."""
 
 
 def _create_tosa_delegate(
     payload: bytes, compile_specs: Mapping[str, bytes], find_named_data: NamedDataLookup
-) -> Delegate:
+) -> LoadedDelegate:
     return TosaDelegate(bytes(join_parts(payload, find_named_data)))
 
 
 def _create_vgf_delegate(
     payload: bytes, compile_specs: Mapping[str, bytes], find_named_data: NamedDataLookup
-) -> Delegate:
+) -> LoadedDelegate:
     from arm_recipes.runtime.vgf import VgfDelegate
 
     return VgfDelegate(payload)
@@ -93,14 +93,14 @@ def _create_vgf_delegate(
 
 def _create_ethosu_delegate(
     payload: bytes, compile_specs: Mapping[str, bytes], find_named_data: NamedDataLookup
-) -> Delegate:
+) -> LoadedDelegate:
     from arm_recipes.runtime.ethosu import EthosUDelegate
 
     return EthosUDelegate(payload, compile_specs, find_named_data)
 
 
 #: Backend id -> function that creates a delegate from a payload, its compile specs and a look-up of named data.
-DELEGATE_FACTORIES: Mapping[str, Callable[[bytes, Mapping[str, bytes], NamedDataLookup], Delegate]] = {
+DELEGATE_FACTORIES: Mapping[str, Callable[[bytes, Mapping[str, bytes], NamedDataLookup], LoadedDelegate]] = {
     "TOSABackend": _create_tosa_delegate,
     "VgfBackend": _create_vgf_delegate,
     "EthosUBackend": _create_ethosu_delegate,
@@ -112,7 +112,7 @@ _SANDBOXED_BACKENDS = frozenset({"VgfBackend"})
 
 def create_delegate(
     backend: str, payload: bytes, compile_specs: Mapping[str, bytes], find_named_data: NamedDataLookup = lambda _: None
-) -> Delegate:
+) -> LoadedDelegate:
     """Create the delegate of a payload. ``find_named_data`` looks up named data of the program by key.
 
     A damaged payload can crash a Vulkan driver and this process. If the payload has a checksum, the checksum is

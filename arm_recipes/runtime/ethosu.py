@@ -7,12 +7,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from arm_recipes.runtime.command_origins import Origin, Origins
+from arm_recipes.runtime.command_origins import CommandOrigin, CommandOrigins
 from arm_recipes.runtime.errors import FailedCommand, PayloadError, RunError
 from arm_recipes.runtime.ethosu_abi import ALL_FINDINGS, Operation, load_emulator
 from arm_recipes.runtime.ethosu_blocks import NamedDataLookup
-from arm_recipes.runtime.ethosu_payload import EthosUParts, EthosUTensor, read_parts, with_fast_scratch
-from arm_recipes.runtime.ethosu_stream import Stream, StreamError
+from arm_recipes.runtime.ethosu_payload import (
+    EthosUPayloadContent,
+    EthosUTensor,
+    read_payload_content,
+    with_fast_scratch,
+)
+from arm_recipes.runtime.ethosu_stream import EmulatedStream, StreamError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,14 +54,14 @@ class EthosUOperation:
 
 
 @dataclass(frozen=True)
-class EthosULayer:
+class EthosULayerStatistics:
     """Statistics of a layer's operations in one execution. ``EthosUStatistics`` describes the fields.
 
     Attributes:
         origin: names of the layer, and Vela's cost estimate. All operations of unknown origin form one layer.
     """
 
-    origin: Origin
+    origin: CommandOrigin
     operations: int
     commands: int
     macs: int
@@ -90,7 +95,7 @@ class EthosUStatistics:
     bytes_written: tuple[int, ...]
     peak: tuple[int, ...]
     touched: tuple[int, ...]
-    layers: tuple[EthosULayer, ...]
+    layers: tuple[EthosULayerStatistics, ...]
 
 
 class EthosUDelegate:
@@ -115,18 +120,18 @@ class EthosUDelegate:
     ) -> None:
         from arm_backend_core.backends.payload import CHECKSUM_KEY
 
-        parts = read_parts(payload, find_named_data)
-        described_payload = with_fast_scratch(parts.payload, compile_specs)
-        self._load(replace(parts, payload=described_payload), compile_specs.get(CHECKSUM_KEY))
+        content = read_payload_content(payload, find_named_data)
+        described_payload = with_fast_scratch(content.payload, compile_specs)
+        self._load(replace(content, payload=described_payload), compile_specs.get(CHECKSUM_KEY))
 
     @classmethod
-    def from_parts(
-        cls, parts: EthosUParts, *, one_arena: bool = False, variables: Sequence[EthosUTensor] = ()
+    def from_content(
+        cls, content: EthosUPayloadContent, *, one_arena: bool = False, variables: Sequence[EthosUTensor] = ()
     ) -> EthosUDelegate:
-        """Create a delegate from parts that do not come from an ExecuTorch payload.
+        """Create a delegate from content that does not come from an ExecuTorch payload.
 
         Args:
-            parts: command stream, weights and description.
+            content: command stream, weights and description.
             one_arena: scratch and fast scratch are the same memory.
             variables: tensors that have a value before the first run.
 
@@ -134,19 +139,19 @@ class EthosUDelegate:
             PayloadError, RuntimeUnavailable: as for the constructor.
         """
         delegate = cls.__new__(cls)
-        delegate._load(parts, None, one_arena, variables)
+        delegate._load(content, None, one_arena, variables)
         return delegate
 
     def _load(
         self,
-        parts: EthosUParts,
+        content: EthosUPayloadContent,
         checksum: bytes | None,
         one_arena: bool = False,
         variables: Sequence[EthosUTensor] = (),
     ) -> None:
         self._checksum = checksum
-        self.header_bytes = parts.header_bytes
-        payload = self._payload = parts.payload
+        self.header_bytes = content.header_bytes
+        payload = self._payload = content.payload
         self.inputs: Sequence[EthosUTensor] = payload.inputs
         self.outputs: Sequence[EthosUTensor] = payload.outputs
         unplaced_outputs = [str(index) for index, tensor in enumerate(self.outputs) if tensor.offset < 0]
@@ -158,12 +163,12 @@ class EthosUDelegate:
         fast_scratch = _MAX_BYTES if declared_bytes is None else min(declared_bytes, _MAX_BYTES)
         memory = payload.scratch_bytes, fast_scratch, self.inputs, self.outputs
         try:
-            self._stream = Stream(
+            self._stream = EmulatedStream(
                 load_emulator(),
-                bytes(parts.commands),
-                parts.weights,
+                bytes(content.commands),
+                content.weights,
                 *memory,
-                shared=parts.has_external_weights,
+                shared=content.has_external_weights,
                 one_arena=one_arena,
                 variables=variables,
             )
@@ -176,7 +181,7 @@ class EthosUDelegate:
         return f"a program for Ethos-U{self._payload.product}-{self._payload.macs}"
 
     def run(self, arrays: Sequence[Array]) -> Sequence[Array]:
-        """See ``runtime.delegates.Delegate.run``. Inputs and outputs are bytes.
+        """See ``runtime.delegates.LoadedDelegate.run``. Inputs and outputs are bytes.
 
         The payload does not contain dtypes. The program around the delegate has them.
         """
@@ -211,18 +216,18 @@ class EthosUDelegate:
         statistics = self._stream.statistics()
         by_region = (statistics.bytes_read, statistics.bytes_written, statistics.peak, statistics.touched)
         read, written, peak, touched = map(tuple, by_region)
-        layers = self._layer_statistics(Origins(record))
+        layers = self._layer_statistics(CommandOrigins(record))
         return EthosUStatistics(
             statistics.operations, statistics.commands, statistics.macs, read, written, peak, touched, layers
         )
 
-    def _layer_statistics(self, origins: Origins) -> tuple[EthosULayer, ...]:
-        operations_by_origin: dict[Origin, list[Operation]] = {}
+    def _layer_statistics(self, origins: CommandOrigins) -> tuple[EthosULayerStatistics, ...]:
+        operations_by_origin: dict[CommandOrigin, list[Operation]] = {}
         for operation in self._stream.operations():
             origin = origins.find(operation.offset - self.header_bytes, indexed=bool(operation.indexed))
             operations_by_origin.setdefault(origin, []).append(operation)
         return tuple(
-            EthosULayer(
+            EthosULayerStatistics(
                 origin,
                 len(operations),
                 sum(operation.commands for operation in operations),
@@ -265,5 +270,5 @@ class EthosUDelegate:
         return failure
 
     def close(self) -> None:
-        """See ``runtime.delegates.Delegate.close``."""
+        """See ``runtime.delegates.LoadedDelegate.close``."""
         self._stream.close()

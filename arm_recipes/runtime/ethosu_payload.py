@@ -63,7 +63,7 @@ class EthosUTensor:
 
 @dataclass(frozen=True)
 class EthosUPayload:
-    """Description of a compiled program for an Ethos-U; ``EthosUParts`` has its bytes.
+    """Description of a compiled program for an Ethos-U; ``EthosUPayloadContent`` has its bytes.
 
     Attributes:
         product: 55, 65 or 85.
@@ -86,7 +86,7 @@ class EthosUPayload:
 
 
 @dataclass(frozen=True)
-class EthosUParts:
+class EthosUPayloadContent:
     """Command stream and weights of a payload, as the driver receives them: views of the payload or of external blocks.
 
     Attributes:
@@ -110,15 +110,17 @@ def round_to_cache_lines(count: int) -> int:
 
 
 def read_payload(data: bytes | memoryview) -> EthosUPayload:
-    """Parse and describe a payload whose command stream is not external; for others, see ``read_parts``.
+    """Parse and describe a payload whose command stream is not external; for others, see ``read_payload_content``.
 
     Raises:
         PayloadError: the payload is truncated or damaged (the message says where), or its command stream is external.
     """
-    return read_parts(data).payload
+    return read_payload_content(data).payload
 
 
-def read_parts(data: bytes | memoryview, find_named_data: NamedDataLookup | None = None) -> EthosUParts:
+def read_payload_content(
+    data: bytes | memoryview, find_named_data: NamedDataLookup | None = None
+) -> EthosUPayloadContent:
     """Parse and validate a payload.
 
     Args:
@@ -152,7 +154,7 @@ def read_parts(data: bytes | memoryview, find_named_data: NamedDataLookup | None
         inputs=inputs,
         outputs=outputs,
     )
-    return EthosUParts(described, commands.data, stream.header_bytes, weights.data, weights.external)
+    return EthosUPayloadContent(described, commands.data, stream.header_bytes, weights.data, weights.external)
 
 
 def _resolve(block: Block, find_named_data: NamedDataLookup | None) -> Block:

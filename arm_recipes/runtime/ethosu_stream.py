@@ -62,7 +62,7 @@ class _SharedWeights:
         return np.frombuffer(mmap.mmap(self._file, self._source.nbytes, access=mmap.ACCESS_COPY), np.uint8)
 
 
-class Stream:
+class EmulatedStream:
     """A loaded command stream with its memory.
 
     Args:

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Sequence
 
 _U16, _U32, _I32, _F64 = (struct.Struct(f"<{kind}") for kind in "HIid")
-#: Bytes that reading a table is charged with (see ``charge``), about the size of a small table and a reference to it.
+#: Bytes that ``count_read_bytes`` counts for a table: about the size of a small table and a reference to it.
 _TABLE_BYTES = 16
 
 
@@ -49,7 +49,7 @@ class Flatbuffer:
         if at < 0 or at + count > len(self.data):
             raise FlatbufferError(f"bytes {at:,} to {at + count:,} are needed, the file has {len(self.data):,}")
 
-    def charge(self, count: int) -> None:
+    def count_read_bytes(self, count: int) -> None:
         """Count ``count`` bytes as read; an error if all reads together exceed the size of the file.
 
         This bounds the work that repeated references to the same data cause.
@@ -65,7 +65,7 @@ class Table:
     __slots__ = ("_at", "_buffer", "_vtable", "_vtable_bytes")
 
     def __init__(self, buffer: Flatbuffer, at: int) -> None:
-        buffer.charge(_TABLE_BYTES)
+        buffer.count_read_bytes(_TABLE_BYTES)
         self._buffer, self._at = buffer, at
         self._vtable = at - buffer.number(_I32, at)
         self._vtable_bytes = buffer.number(_U16, self._vtable)
@@ -102,20 +102,20 @@ class Table:
     def read_bytes(self, field: int) -> bytes:
         """Copy a field that is a short vector of bytes."""
         view = self.view(field)
-        self._buffer.charge(len(view))
+        self._buffer.count_read_bytes(len(view))
         return bytes(view)
 
     def numbers(self, field: int, kind: str) -> tuple[int, ...]:
         """Read a field that is a vector of numbers in a ``struct`` format."""
         size = struct.calcsize("<" + kind)
         start, count = self._find_vector(field, size)
-        self._buffer.charge(size * count)
+        self._buffer.count_read_bytes(size * count)
         return struct.unpack_from(f"<{count}{kind}", self._buffer.data, start)
 
     def texts(self, field: int) -> tuple[str, ...]:
         """Read a field that is a vector of strings."""
         start, count = self._find_vector(field, _U32.size)
-        self._buffer.charge(_U32.size * count)
+        self._buffer.count_read_bytes(_U32.size * count)
         return tuple(_read_text(self._buffer, start + _U32.size * index) for index in range(count))
 
     def field_position(self, field: int) -> int | None:
@@ -163,7 +163,7 @@ def _read_text(buffer: Flatbuffer, at: int) -> str:
     count = buffer.number(_U32, start)
     start += _U32.size
     buffer.check(start, count + 1)  # including the terminating zero
-    buffer.charge(count)
+    buffer.count_read_bytes(count)
     try:
         return str(buffer.data[start : start + count], "utf-8")
     except UnicodeDecodeError:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from arm_recipes._internal.messages import import_quietly
-from arm_recipes.runtime.delegates import DELEGATE_FACTORIES, Delegate, create_delegate
+from arm_recipes.runtime.delegates import DELEGATE_FACTORIES, LoadedDelegate, create_delegate
 from arm_recipes.runtime.errors import RunError, RuntimeUnavailable
 from arm_recipes.runtime.ethosu_payload import EthosUTensor
 from arm_recipes.runtime.host_plugin import load_plugin
@@ -81,7 +81,7 @@ def pop_exception() -> BaseException | None:
 
 
 @dataclass(frozen=True)
-class Execution:
+class DelegateExecution:
     """One execution of a delegate.
 
     Attributes:
@@ -90,7 +90,7 @@ class Execution:
         inputs, outputs: copies of the delegate's tensors.
     """
 
-    delegate: Delegate
+    delegate: LoadedDelegate
     checksum: bytes | None
     inputs: tuple[Array, ...]
     outputs: tuple[Array, ...]
@@ -113,7 +113,7 @@ _listeners = threading.local()
 
 
 @contextmanager
-def listen_to_delegates(listener: Callable[[Execution], None]) -> Iterator[None]:
+def listen_to_delegates(listener: Callable[[DelegateExecution], None]) -> Iterator[None]:
     """Call ``listener`` after each execution of a delegate on this thread, before the program continues."""
     previous, _listeners.listener = getattr(_listeners, "listener", None), listener
     try:
@@ -123,9 +123,9 @@ def listen_to_delegates(listener: Callable[[Execution], None]) -> Iterator[None]
 
 
 @contextmanager
-def record_executions() -> Iterator[list[Execution]]:
+def record_executions() -> Iterator[list[DelegateExecution]]:
     """Collect the executions of delegates on this thread."""
-    executions: list[Execution] = []
+    executions: list[DelegateExecution] = []
     with listen_to_delegates(executions.append):
         yield executions
 
@@ -165,7 +165,7 @@ class _Executor:
 
     def __init__(self, backend: str) -> None:
         self._backend = backend
-        self._delegates: dict[int, Delegate] = {}
+        self._delegates: dict[int, LoadedDelegate] = {}
         self._checksums: dict[int, bytes | None] = {}
         self._handles = itertools.count(1)
         self.struct = _ExecutorStruct(None, _Init(self._init), _Execute(self._execute), _Destroy(self._destroy))
@@ -204,7 +204,7 @@ class _Executor:
                 for index, info in enumerate(expected)
             ]
             sources, targets = arrays[: len(delegate.inputs)], arrays[len(delegate.inputs) :]
-            listener: Callable[[Execution], None] | None = getattr(_listeners, "listener", None)
+            listener: Callable[[DelegateExecution], None] | None = getattr(_listeners, "listener", None)
             # The memory plan may place an output over an input.
             inputs = () if listener is None else tuple(array.copy() for array in sources)
             results = delegate.run(sources)
@@ -212,7 +212,7 @@ class _Executor:
                 target[...] = result.reshape(target.shape)
             if listener is not None:
                 outputs = tuple(array.copy() for array in targets)
-                listener(Execution(delegate, self._checksums[handle], inputs, outputs))
+                listener(DelegateExecution(delegate, self._checksums[handle], inputs, outputs))
             return 0
         except BaseException as error:
             _exceptions.error = error

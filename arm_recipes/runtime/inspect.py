@@ -21,7 +21,7 @@ from arm_recipes.runtime.ethosu_blocks import NamedDataLookup, external_keys
 from arm_recipes.runtime.ethosu_payload import EthosUPayload, read_payload, with_fast_scratch
 from arm_recipes.runtime.payload_parts import COMMANDS_PREFIX, WEIGHTS_PREFIX, join_parts
 from arm_recipes.runtime.pte import ProgramError, PteDelegate, PteTensor, read_program
-from arm_recipes.runtime.signature import Value, read_signature
+from arm_recipes.runtime.signature import IOValue, read_signature
 from arm_recipes.runtime.tosa_flatbuffer import TosaPayload, read_tosa
 from arm_recipes.runtime.vela_tflite import ETHOS_U_CUSTOM_CODE, is_tflite, read_vela_tflite
 from arm_recipes.runtime.vgf_payload import VgfPayload, read_vgf
@@ -78,8 +78,8 @@ class MethodInspection:
     """
 
     name: str
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
+    inputs: tuple[IOValue, ...]
+    outputs: tuple[IOValue, ...]
     delegates: tuple[DelegateInspection, ...]
     operators: tuple[str, ...]
     planned_bytes: int
@@ -165,7 +165,7 @@ def _read_bytes(source: str | Path | bytes) -> bytes:
 def _inspect_vela_tflite(data: bytes) -> Inspection:
     model = read_vela_tflite(data)
     payloads = [
-        replace(operator.parts.payload, fast_scratch_bytes=0) if operator.one_arena else operator.parts.payload
+        replace(operator.content.payload, fast_scratch_bytes=0) if operator.one_arena else operator.content.payload
         for operator in model.npu_operators
     ]
     delegates = tuple(

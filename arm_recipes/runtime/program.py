@@ -25,7 +25,7 @@ from arm_recipes.runtime.output_structure import unflatten_outputs
 from arm_recipes.runtime.padding import crop_outputs, pad_inputs
 from arm_recipes.runtime.pte import ProgramError, PteMethod, PteProgram, read_program
 from arm_recipes.runtime.shape_variants import Pad, StoredShapeVariants
-from arm_recipes.runtime.signature import Signature, Value, read_shape_variants, read_signature, verify_checksum
+from arm_recipes.runtime.signature import IOValue, Signature, read_shape_variants, read_signature, verify_checksum
 
 if TYPE_CHECKING:
     from arm_backend_core.compilation_log import DelegateRecord
@@ -88,7 +88,7 @@ class Program:
         return tuple(name for name, method in self.content.methods.items() if method.constants is None)
 
     @property
-    def inputs(self) -> tuple[Value, ...]:
+    def inputs(self) -> tuple[IOValue, ...]:
         """Inputs of ``forward``, with scale and zero point if they are quantized.
 
         If there is no ``forward``, the inputs of the first method.
@@ -96,7 +96,7 @@ class Program:
         return self.signature(self._main_method).inputs
 
     @property
-    def outputs(self) -> tuple[Value, ...]:
+    def outputs(self) -> tuple[IOValue, ...]:
         """Outputs of the method that ``inputs`` describes."""
         return self.signature(self._main_method).outputs
 
@@ -282,7 +282,7 @@ class Program:
         *tensors: Any,
         method: str = "forward",
         debug_bytes: int,
-        listener: Callable[[host_backends.Execution], None],
+        listener: Callable[[host_backends.DelegateExecution], None],
     ) -> tuple[bytes, bytes, list[Any]]:
         """Load the program again and execute a method with ExecuTorch's event tracer.
 

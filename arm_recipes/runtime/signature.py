@@ -41,7 +41,7 @@ class NonTensorValue:
         return self.kind
 
 
-Value = TensorInfo | NonTensorValue
+IOValue = TensorInfo | NonTensorValue
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Signature:
         mutated_inputs: number of outputs that are new values of mutated inputs. They come before the model's outputs.
     """
 
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
+    inputs: tuple[IOValue, ...]
+    outputs: tuple[IOValue, ...]
     quantization_methods: frozenset[str]
     mutated_inputs: int = 0
 
@@ -69,7 +69,7 @@ def read_signature(program: PteProgram, method: str) -> Signature:
     names = _read_names(program, method)
     quantization_methods: set[str] = set()
 
-    def values(side: str, descriptions: tuple[PteTensor | str, ...]) -> tuple[Value, ...]:
+    def values(side: str, descriptions: tuple[PteTensor | str, ...]) -> tuple[IOValue, ...]:
         stored_names = names.get(f"{side}s")
         if (
             not isinstance(stored_names, list)
@@ -77,7 +77,7 @@ def read_signature(program: PteProgram, method: str) -> Signature:
             or not all(isinstance(n, str) for n in stored_names)
         ):
             stored_names = [f"{side}{index}" for index in range(len(descriptions))]
-        result: list[Value] = []
+        result: list[IOValue] = []
         for index, (name, value) in enumerate(zip(stored_names, descriptions, strict=True)):
             if isinstance(value, str):
                 result.append(NonTensorValue(name, value))

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from arm_recipes.runtime.command_origins import Origins
+from arm_recipes.runtime.command_origins import CommandOrigins
 from arm_recipes.runtime.ethosu import EthosUDelegate, EthosUOperation
 
 if TYPE_CHECKING:
     import torch
 
     from arm_backend_core.compilation_log import DelegateRecord
-    from arm_recipes.runtime.host_backends import Execution
+    from arm_recipes.runtime.host_backends import DelegateExecution
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class TracedOperation:
         delegate_index: index of the delegate execution in the run.
         command: operation of the NPU, for example ``NPU_OP_CONV``.
         offset: byte offset of the command from the start of the stream's header.
-        operator, layer, module, source: see ``Origin``.
+        operator, layer, module, source: see ``CommandOrigin``.
         region, address: location of the result. Region -1 is the NPU itself; region 8 is its memory for lookup tables.
         integers: the result in memory order, with shape (rows, columns, channels); for a DMA, the bytes.
         scale, zero_point: quantization parameters if the result is a quantized output of the delegate, else None.
@@ -56,7 +56,7 @@ class TracedOperation:
 
 
 def trace_delegate(
-    delegate_index: int, execution: Execution, record: DelegateRecord | None
+    delegate_index: int, execution: DelegateExecution, record: DelegateRecord | None
 ) -> Iterator[TracedOperation]:
     """Execute a delegate again, and yield its operations. Yields nothing for targets other than Ethos-U."""
     import torch
@@ -64,7 +64,7 @@ def trace_delegate(
     delegate = execution.delegate
     if not isinstance(delegate, EthosUDelegate):
         return
-    origins = Origins(record)
+    origins = CommandOrigins(record)
     for operation in delegate.trace(execution.inputs):
         origin = origins.find(operation.offset - delegate.header_bytes, indexed=operation.indexed)
         scale, zero_point = _output_quantization(delegate, operation, record)

@@ -84,12 +84,14 @@ class VelaProgram(Program):
         Raises:
             ValueError, RunError: as for ``run``.
         """
-        from arm_recipes.runtime.host_backends import Execution
+        from arm_recipes.runtime.host_backends import DelegateExecution
         from arm_recipes.runtime.trace import trace_delegate
 
         inputs = self._bind_inputs(method, tensors, named)
         loaded = VelaProgram(self.data)
-        execution = Execution(loaded._delegate, None, tuple(self._inputs_to_bytes([x.numpy() for x in inputs])), ())
+        execution = DelegateExecution(
+            loaded._delegate, None, tuple(self._inputs_to_bytes([x.numpy() for x in inputs])), ()
+        )
         with self._lock:
             operations = list(trace_delegate(0, execution, None))
         yield from operations
@@ -135,7 +137,9 @@ def _describe_method(model: VelaTflite) -> PteMethod:
         tuple(PteTensor(info.dtype, info.shape, tuple(range(len(info.shape)))) for info in tensors)
         for tensors in (model.inputs, model.outputs)
     )
-    delegates = tuple(PteDelegate(ETHOS_U_CUSTOM_CODE, operator.parts.commands, {}) for operator in model.npu_operators)
+    delegates = tuple(
+        PteDelegate(ETHOS_U_CUSTOM_CODE, operator.content.commands, {}) for operator in model.npu_operators
+    )
     return PteMethod(METHOD, inputs, outputs, model.cpu_operators, delegates, None, model.arena_bytes, 1)
 
 
@@ -157,11 +161,11 @@ def _create_delegate(model: VelaTflite) -> EthosUDelegate:
         raise ProgramError(f"the model has {len(model.npu_operators)} operators for the NPU; this runtime supports one")
     (operator,) = model.npu_operators
     payload = replace(
-        operator.parts.payload,
+        operator.content.payload,
         inputs=model.input_locations,
         outputs=model.output_locations,
         scratch_bytes=model.arena_bytes,
     )
     variables = tuple(location for location, _ in model.variables)
-    parts = replace(operator.parts, payload=payload)
-    return EthosUDelegate.from_parts(parts, one_arena=operator.one_arena, variables=variables)
+    content = replace(operator.content, payload=payload)
+    return EthosUDelegate.from_content(content, one_arena=operator.one_arena, variables=variables)

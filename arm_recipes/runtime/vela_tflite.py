@@ -22,7 +22,7 @@ from typing import Final, TypeVar
 
 from arm_recipes.runtime.errors import PayloadError
 from arm_recipes.runtime.ethosu_command_header import read_header
-from arm_recipes.runtime.ethosu_payload import SCRATCH, EthosUParts, EthosUPayload, EthosUTensor
+from arm_recipes.runtime.ethosu_payload import SCRATCH, EthosUPayload, EthosUPayloadContent, EthosUTensor
 from arm_recipes.runtime.flatbuffer import Flatbuffer, FlatbufferError, Table
 from arm_recipes.runtime.pte import ProgramError
 from arm_recipes.runtime.tensor_info import TensorInfo
@@ -114,11 +114,11 @@ class VelaOperator:
     """An ``ethos-u`` operator: an NPU program inside of a TFLite model.
 
     Attributes:
-        parts: command stream, constants and description. The inputs and outputs are tensors in the arena (region 1).
+        content: command stream, constants and description. The inputs and outputs are tensors in the arena (region 1).
         one_arena: whether scratch and fast scratch are the same tensor.
     """
 
-    parts: EthosUParts
+    content: EthosUPayloadContent
     one_arena: bool
 
 
@@ -206,7 +206,7 @@ class _Reader:
             tuple(location for _, location in outputs),
             npu_operators,
             tuple(name for name, _ in operators if name != ETHOS_U_CUSTOM_CODE),
-            _required_arena_bytes([operator.parts.payload.scratch_bytes for operator in npu_operators], locations),
+            _required_arena_bytes([operator.content.payload.scratch_bytes for operator in npu_operators], locations),
             tuple(self._read_variables()),
         )
 
@@ -277,7 +277,8 @@ class _Reader:
             outputs=locations[1],
         )
         return VelaOperator(
-            EthosUParts(payload, commands, header.header_bytes, constants, has_external_weights=False), one_arena
+            EthosUPayloadContent(payload, commands, header.header_bytes, constants, has_external_weights=False),
+            one_arena,
         )
 
     def _read_constant(self, index: int, what: str, *, may_be_empty: bool = False) -> memoryview:

@@ -54,7 +54,7 @@ class VgfDelegate:
         self._create_scenario()
 
     def run(self, arrays: Sequence[Array]) -> Sequence[Array]:
-        """See ``Delegate``.
+        """See ``LoadedDelegate``.
 
         Raises:
             PayloadError: the run failed in Vulkan.
@@ -72,7 +72,7 @@ class VgfDelegate:
             raise PayloadError(f"Vulkan ({vulkan.set_up_vulkan()}) failed to run the VGF file: {error}") from error
 
     def close(self) -> None:
-        """See ``Delegate``."""
+        """See ``LoadedDelegate``."""
         self._scenario = None
 
     def _create_scenario(self) -> None:

@@ -118,7 +118,7 @@ class _Change:
     reason: str
 
 
-def describe_mismatch(model: torch.nn.Module, sample: Inputs, description: str, error: Exception) -> str | None:
+def describe_input_mismatch(model: torch.nn.Module, sample: Inputs, description: str, error: Exception) -> str | None:
     """Describe the input that does not fit the model, after a call of the model failed.
 
     Args:

@@ -111,12 +111,12 @@ def _to_block_scaled(module: nn.Module, config: MXConfig) -> nn.Module:
     return module
 
 
-def mx_recipe(format: str) -> QuantizationRecipe:
+def make_mx_recipe(format: str) -> QuantizationRecipe:
     """The quantization part of a recipe with ``mx=format``."""
     return QuantizationRecipe(ao_quantization_configs=[AOQuantizationConfig(MXConfig(format), can_block_scale)])
 
 
 def is_mx_recipe(recipe: QuantizationRecipe | None) -> bool:
-    """Whether ``mx_recipe`` created the quantization part of a recipe."""
+    """Whether ``make_mx_recipe`` created the quantization part of a recipe."""
     configs = recipe.ao_quantization_configs if recipe is not None else None
     return any(isinstance(config.ao_base_config, MXConfig) for config in configs or ())

@@ -41,7 +41,7 @@ _NOT_DECOMPOSED = (
 )
 
 
-def lowering_recipe(
+def make_lowering_recipe(
     partitioner: Partitioner, edge_manager_passes: list[Callable[[EdgeProgramManager], Any]]
 ) -> LoweringRecipe:
     """Build the lowering part of a recipe: delegate with ``partitioner``, then apply ``edge_manager_passes``.

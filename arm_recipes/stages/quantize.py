@@ -15,12 +15,12 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantizer import Quantizer
 
-from arm_recipes._internal.messages import AccuracyError, ExportError
+from arm_recipes._internal.errors import AccuracyError, ExportError
 from arm_recipes.recipe.options import ALGORITHMS
 from arm_recipes.samples.calibration import Calibration, input_signature_of, start_monitor, stop_monitor
 from arm_recipes.samples.call_inputs import Inputs
 from arm_recipes.stages.capture.buffer_aliases import merge_buffer_aliases
-from arm_recipes.stages.capture.capture import Capture, share_state, simplify_graph
+from arm_recipes.stages.capture.capture import Capture, mark_shared_state, simplify_graph
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,7 +63,7 @@ def _arm_quantizers(quantizers: Iterable[Quantizer]) -> list[ArmQuantizer]:
     return [quantizer for quantizer in quantizers if isinstance(quantizer, ArmQuantizer)]
 
 
-def quantization_recipe(
+def make_quantization_recipe(
     quantizer: ArmQuantizer,
     calibration: Any = None,
     algorithms: Collection[str] = ALGORITHMS,
@@ -192,7 +192,7 @@ class FastQuantizeStage(QuantizeStage):
                 programs[method] = merge_buffer_aliases(program)
             else:
                 programs[method] = self.capture(method, model, examples[method][0], shapes.get(method))
-        programs = share_state(programs)  # before calibration, which writes copies of the buffers
+        programs = mark_shared_state(programs)  # before calibration, which writes copies of the buffers
         with torch.no_grad():
             if self.has_single_arm_quantizer:
                 quantized |= self._quantize(programs, artifact.data, examples)

@@ -30,7 +30,8 @@ from arm_backend_core.quantization.observer import RangeObserver
 from arm_backend_core.quantization.ptq import ObservedProgram
 from arm_backend_core.scalar_kind import ScalarKind, kind_of
 from arm_recipes._internal.compile_lock import compile_lock
-from arm_recipes._internal.messages import ExportError, suppress_warnings
+from arm_recipes._internal.errors import ExportError
+from arm_recipes._internal.messages import suppress_warnings
 from arm_recipes.samples import export_arguments
 from arm_recipes.samples.call_inputs import Inputs, InputSignature
 from arm_recipes.stages.quantize import FastQuantizeStage, SetTrainedRanges, is_quantized, recipe_algorithms

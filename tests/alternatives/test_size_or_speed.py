@@ -18,7 +18,7 @@ from arm_backend_core.targets.compile_spec import GOALS, EthosUCompileSpec
 from arm_backend_core.workers import vela
 from arm_recipes import ArmRecipeType, ExportRecipe, ExportResult, export, sweep
 from arm_recipes.recipe import options
-from arm_recipes.recipe.saved_recipe import read_recipe
+from arm_recipes.recipe.saved_recipe import read_saved_recipe
 from arm_recipes.report.page_summary import answer_questions
 from tests.small_models import Wide
 
@@ -245,7 +245,7 @@ def _spec_with_flag(aim: str) -> EthosUCompileSpec:
 
 def test_saved_recipes_keep_the_goal(tmp_path: Path) -> None:
     recipe: Any = ExportRecipe.get_recipe(U55, optimise="size")
-    assert read_recipe(recipe.to_dict())[1] == {"optimise": "size"}
+    assert read_saved_recipe(recipe.to_dict())[1] == {"optimise": "size"}
 
 
 @pytest.mark.verify

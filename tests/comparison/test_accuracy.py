@@ -38,9 +38,9 @@ def test_running_a_model_changes_neither_the_model_nor_the_samples() -> None:
 def test_a_rating_is_over_all_samples() -> None:
     program = torch.export.export(nn.ReLU(), (torch.ones(2),))
     evaluator = Evaluator(program, [Inputs(torch.ones(2)), Inputs(3 * torch.ones(2))], ["a", "b"], None)
-    rating = evaluator.rate_outputs([torch.tensor([1.0, 1.0]), torch.tensor([3.0, 2.0])])
-    assert rating.noise == pytest.approx(1 / 20)
-    assert rating.sqnr == rating.metric == pytest.approx(13.0103, abs=1e-4)
+    result = evaluator.evaluate_outputs([torch.tensor([1.0, 1.0]), torch.tensor([3.0, 2.0])])
+    assert result.noise == pytest.approx(1 / 20)
+    assert result.sqnr == result.metric == pytest.approx(13.0103, abs=1e-4)
     assert evaluator.float_metric() is None
 
 

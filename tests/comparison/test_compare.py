@@ -527,13 +527,13 @@ def test_on_a_dask_cluster() -> None:
 
 
 def test_a_program_is_lowered_for_its_layers_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    result, lowered, tap = export_small(INT8), [], program_specs.tap_delegates
+    result, lowered, instrument = export_small(INT8), [], program_specs.instrument_delegates
 
     def counted(*arguments: Any) -> Any:
         lowered.append(arguments)
-        return tap(*arguments)
+        return instrument(*arguments)
 
-    monkeypatch.setattr(program_specs, "tap_delegates", counted)
+    monkeypatch.setattr(program_specs, "instrument_delegates", counted)
     result.comparison_specs.clear()  # of other tests
     first = result.compare(images(2), workers=1)
     assert result.compare(images(2), workers=1).layers == first.layers

@@ -405,7 +405,7 @@ def test_stripes_are_concatenated_in_order_of_execution_or_of_memory(
     )
     estimate = SimpleNamespace(estimate=SimpleNamespace(tensor="y", index=0))
     monkeypatch.setattr(
-        delegate_results, "Origins", lambda record: SimpleNamespace(find=lambda offset, indexed: estimate)
+        delegate_results, "CommandOrigins", lambda record: SimpleNamespace(find=lambda offset, indexed: estimate)
     )
     operator: Any = SimpleNamespace(index=0, result=SimpleNamespace(name="y", shape=rows.shape))
     execution: Any = SimpleNamespace(inputs=())

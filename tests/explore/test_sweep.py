@@ -23,7 +23,7 @@ from arm_backend_core.workers import vela
 from arm_backend_core.workers.worker import WorkerDied
 from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportRecipe, Sweep, export, sweep
 from arm_recipes.explore.sweep import result_store
-from arm_recipes.explore.sweep.configurations import Configuration, list_configurations
+from arm_recipes.explore.sweep.configurations import SweepConfiguration, list_configurations
 from arm_recipes.explore.sweep.rows import ProgramEstimates, Row
 from arm_recipes.explore.sweep.sweep import _scratch_sizes
 from arm_recipes.recipe.boards import BOARDS
@@ -83,7 +83,7 @@ def test_default_configurations_are_all_npus_and_memory_modes() -> None:
     assert {c.spec.configuration for c in found} < {c.spec.configuration for c in everything}
 
 
-def _configurations(system_configs: str | None) -> tuple[Configuration, ...]:
+def _configurations(system_configs: str | None) -> tuple[SweepConfiguration, ...]:
     options = {"calibration_samples": None, "per_channel": True, "extra_flags": None, "config_ini": None}
     return list_configurations(None, {"macs": None, "system_config": system_configs, "memory_mode": None}, options)
 
@@ -627,7 +627,7 @@ def _run_killed_sweep(folder: str) -> None:
     keep = result_store.ResultStore.save_estimates
 
     def save_and_die(
-        self: result_store.ResultStore, key: str, configuration: Configuration, estimates: ProgramEstimates
+        self: result_store.ResultStore, key: str, configuration: SweepConfiguration, estimates: ProgramEstimates
     ) -> None:
         keep(self, key, configuration, estimates)
         if len(list(Path(folder).glob("*.json"))) == 3:

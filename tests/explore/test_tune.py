@@ -162,8 +162,8 @@ def test_a_search_continues_from_its_cache(tuned: Tuned, folder: Path, monkeypat
 
     monkeypatch.setattr(plan_evaluator, "compile_delegates", never)
     assert tuned.verified is not None
-    rating = accuracy.Rating(0.0, 0.0, tuned.verified)  # of the final program, which is exported in any case
-    monkeypatch.setattr(accuracy.Evaluator, "rate_outputs", lambda self, outputs: rating)
+    result = accuracy.EvaluationResult(0.0, 0.0, tuned.verified)  # of the final program, which is exported in any case
+    monkeypatch.setattr(accuracy.Evaluator, "evaluate_outputs", lambda self, outputs: result)
     again = tune(Uneven().eval(), _recipe(), _samples(), budget={"cycles": 1.2}, cache_dir=folder)
     assert again.to_dict() == tuned.to_dict()
 
@@ -308,8 +308,8 @@ def test_calibration_batches_of_a_loader_get_the_batch_size_of_the_program() -> 
     assert found.verified == pytest.approx(found.chosen.accuracy, abs=1)
 
 
-def test_ratings_by_a_user_metric_are_not_cached(tmp_path: Path) -> None:
-    """The key of a rating does not contain the metric: a later search by SQNR would read the values of the metric."""
+def test_results_by_a_user_metric_are_not_cached(tmp_path: Path) -> None:
+    """The key of a result does not contain the metric: a later search by SQNR would read the values of the metric."""
     model, recipe = _MutatesInput().layer.eval(), _recipe(ArmRecipeType.TOSA_INT8)
     tune(model, recipe, _vectors(), metric=lambda outputs, sample: 0.25, cache_dir=tmp_path, progress=False)
     assert not any("metric" in json.loads(file.read_text()) for file in tmp_path.glob("*.json"))

@@ -10,7 +10,7 @@ import torch
 
 import arm_recipes
 from arm_recipes import ArmRecipeType, ExportRecipe, ExportResult, load
-from arm_recipes._internal.messages import BudgetError, ExportError
+from arm_recipes._internal.errors import BudgetError, ExportError
 from tests.runtime.host_programs import Counting, CpuBetween
 from tests.small_models import vectors
 

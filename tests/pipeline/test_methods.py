@@ -20,7 +20,7 @@ from arm_recipes._internal.executorch_programs import collect_program_chunks
 from arm_recipes.runtime.errors import PayloadError
 from arm_recipes.runtime.ethosu_blocks import NAMED_DATA_KEY_SIZE
 from arm_recipes.runtime.ethosu_payload import EthosUPayload
-from arm_recipes.runtime.ethosu_stream import Stream as EmulatedStream
+from arm_recipes.runtime.ethosu_stream import EmulatedStream
 from arm_recipes.runtime.payload_parts import WEIGHTS_PREFIX, encode_parts, join_parts
 from arm_recipes.runtime.program import Program
 from arm_recipes.stages.edge.shared_weights import CommandStream, UnsupportedStream, merge_constants

@@ -20,7 +20,7 @@ from arm_backend_core.tosa import reference_model
 from arm_recipes import ArmRecipeType, ExportError, RuntimeUnavailable, export
 from arm_recipes.cli.main import main
 from arm_recipes.runtime import host_backends
-from arm_recipes.runtime.ethosu_payload import read_parts
+from arm_recipes.runtime.ethosu_payload import read_payload_content
 from tests.runtime.host_programs import Counting, CpuBetween
 from tests.small_models import Small, images, vectors
 
@@ -78,7 +78,7 @@ def test_a_difference_from_the_tosa_graph_is_an_error_and_writes_no_file(
 
 def _without_waits(payload: bytes) -> bytes:
     """Replace the stream's DMA_WAITs by a command without effect."""
-    commands = bytes(read_parts(payload).commands)
+    commands = bytes(read_payload_content(payload).commands)
     words = list(struct.unpack(f"<{len(commands) // 4}I", commands))
     place, changed = 8, 0
     while place < len(words):

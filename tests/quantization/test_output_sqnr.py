@@ -19,7 +19,7 @@ from arm_backend_core.quantization.diagnostics import output_sqnr
 from arm_backend_core.quantization.ptq import ObservedProgram
 from arm_backend_core.targets.compile_spec import TosaCompileSpec
 from arm_recipes import ArmRecipeType, ExportResult, export
-from arm_recipes._internal.messages import AccuracyError, ArmRecipesWarning
+from arm_recipes._internal.errors import AccuracyError, ArmRecipesWarning
 from tests.ops.runner import Calls
 from tests.sqnr import sqnr
 

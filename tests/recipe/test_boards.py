@@ -19,7 +19,7 @@ def _recipe(board: Board) -> str:
 
 def _spec(board: str, **overrides: Any) -> EthosUCompileSpec:
     recipe = _recipe(BOARDS[board])
-    spec = SPEC_BUILDERS[recipe](options.check(recipe, {"board": board, **overrides}))
+    spec = SPEC_BUILDERS[recipe](options.resolve_options(recipe, {"board": board, **overrides}))
     assert isinstance(spec, EthosUCompileSpec)
     return spec
 
@@ -70,11 +70,11 @@ def test_an_unknown_board_lists_near_names_and_says_how_to_describe_it() -> None
     with pytest.raises(ValueError, match="did you mean 'renesas-ra8p1'"):
         find_board("renesas-ra8")
     with pytest.raises(ValueError, match="board must be the name of a board; got 7: not a str"):
-        options.check("ETHOSU_U55_INT8", {"board": 7})
+        options.resolve_options("ETHOSU_U55_INT8", {"board": 7})
 
 
 def test_a_board_with_another_npu_is_refused() -> None:
     with pytest.raises(ValueError, match="board='alif-e8-u85': it has an Ethos-U85; use a recipe of ETHOSU_U85"):
-        options.check("ETHOSU_U55_INT8", {"board": "alif-e8-u85"})
+        options.resolve_options("ETHOSU_U55_INT8", {"board": "alif-e8-u85"})
     with pytest.raises(ValueError, match="macs=128: board 'alif-e7-hp' has 256 MACs; omit macs"):
-        options.check("ETHOSU_U55_INT8", {"board": "alif-e7-hp", "macs": 128})
+        options.resolve_options("ETHOSU_U55_INT8", {"board": "alif-e7-hp", "macs": 128})

@@ -11,9 +11,9 @@ from arm_recipes.recipe import options
 
 @pytest.mark.parametrize("recipe", ["TOSA_INT8", "ETHOSU_U55_A8W4", "CORTEX_M_INT8"])
 def test_input_dtype_uint8_implies_quantized_io(recipe: str) -> None:
-    assert options.check(recipe, {"input_dtype": "uint8"})["quantized_io"] is True
-    assert options.check(recipe, {"input_dtype": "uint8", "quantized_io": True})["quantized_io"] is True
-    assert options.check(recipe, {"input_dtype": None})["quantized_io"] is False
+    assert options.resolve_options(recipe, {"input_dtype": "uint8"})["quantized_io"] is True
+    assert options.resolve_options(recipe, {"input_dtype": "uint8", "quantized_io": True})["quantized_io"] is True
+    assert options.resolve_options(recipe, {"input_dtype": None})["quantized_io"] is False
 
 
 @pytest.mark.parametrize(
@@ -29,4 +29,4 @@ def test_input_dtype_that_does_not_fit_the_recipe_is_refused(
     recipe: str, arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        options.check(recipe, arguments)
+        options.resolve_options(recipe, arguments)

@@ -231,7 +231,7 @@ def test_parse_bytes(given: int | str, count: int) -> None:
 
 
 def test_defaults_are_filled_in() -> None:
-    given = options.check("TOSA_INT8", {"quantized_io": True})
+    given = options.resolve_options("TOSA_INT8", {"quantized_io": True})
     assert given == {
         "extensions": None,
         "per_channel": True,

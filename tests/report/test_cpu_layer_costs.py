@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from arm_recipes import ArmRecipeType, ExportRecipe, ExportResult, export
-from arm_recipes._internal.messages import BudgetError
+from arm_recipes._internal.errors import BudgetError
 from arm_recipes.report.cpu_layer_costs import estimate_cpu_layers
 from tests.small_models import Small, images
 

@@ -14,7 +14,7 @@ from executorch.export import ExportRecipe
 from torch import Tensor, nn
 
 from arm_recipes import ArmRecipeType, ExportResult, export
-from arm_recipes._internal.messages import BudgetError
+from arm_recipes._internal.errors import BudgetError
 from arm_recipes.report.npu_layer_costs import LayerCost, apportion
 from tests.small_models import Small, images
 

@@ -10,7 +10,7 @@ import pytest
 from executorch.export import ExportRecipe
 
 from arm_recipes import ArmRecipeType, ExportResult, export
-from arm_recipes.report.ram import Ram, npu_parts
+from arm_recipes.report.ram import Ram, npu_ram_parts
 from tests.small_models import Small, images
 
 U55, U65, U85 = (ArmRecipeType[f"ETHOSU_{npu}_INT8"] for npu in ("U55", "U65", "U85"))
@@ -74,4 +74,4 @@ def test_programs_for_other_targets_have_no_ram_figures() -> None:
 
 
 def test_without_delegates_there_are_no_parts_of_the_npu() -> None:
-    assert npu_parts(()) == ()
+    assert npu_ram_parts(()) == ()

@@ -13,8 +13,8 @@ from torch.export import ExportedProgram
 from arm_backend_core import compilation_log
 from arm_backend_core.tosa import reference_model
 from arm_recipes.runtime.ethosu_abi import ALL_FINDINGS, ExecutionStatistics, load_emulator
-from arm_recipes.runtime.ethosu_payload import EthosUTensor, read_parts
-from arm_recipes.runtime.ethosu_stream import Stream
+from arm_recipes.runtime.ethosu_payload import EthosUTensor, read_payload_content
+from arm_recipes.runtime.ethosu_stream import EmulatedStream
 from tests.ops.runner import Lowered
 
 Array = np.ndarray[Any, Any]
@@ -35,9 +35,9 @@ class Payload:
 
 def read_payload(data: bytes) -> Payload:
     """Parse the blocks of an Ethos-U payload."""
-    parts = read_parts(data)
-    layout = parts.payload
-    return Payload(bytes(parts.commands), bytes(parts.weights), layout.scratch_bytes, layout.inputs, layout.outputs)
+    content = read_payload_content(data)
+    layout = content.payload
+    return Payload(bytes(content.commands), bytes(content.weights), layout.scratch_bytes, layout.inputs, layout.outputs)
 
 
 def _with_size(tensor: EthosUTensor, nbytes: int) -> EthosUTensor:
@@ -78,7 +78,7 @@ class Emulator:
             for tensors, arrays in ((payload.inputs, input_bytes), (payload.outputs, results))
         )
         parts = payload.commands, payload.weights, payload.scratch, _FAST_SCRATCH, input_tensors, output_tensors
-        stream = Stream(self._library, *parts)
+        stream = EmulatedStream(self._library, *parts)
         try:
             if fatal_findings is not None:
                 stream.enable_access_checks(fatal_findings)

@@ -18,7 +18,7 @@ from executorch.exir.schema import Bool, DelegateCall, ExecutionPlan, IntList, K
 from executorch.exir.schema import Tensor as TensorValue
 from torch import Tensor
 
-from arm_recipes.runtime.ethosu_payload import read_parts
+from arm_recipes.runtime.ethosu_payload import read_payload_content
 from tests.runtime.building import RUNTIME, require, run
 
 _TOOLCHAIN = "gcc-arm-none-eabi libnewlib-arm-none-eabi libstdc++-arm-none-eabi-newlib"
@@ -88,7 +88,7 @@ class Firmware:
         """NPU of the device: the driver's product number and log2 of the MACs; 0, 0 without delegates."""
         if not self.payloads:
             return 0, 0
-        npu = read_parts(self.payloads[0]).payload
+        npu = read_payload_content(self.payloads[0]).payload
         return _PRODUCTS.index(npu.product), npu.macs.bit_length() - 1
 
     def run(self, *inputs: Tensor) -> Run:

@@ -25,7 +25,7 @@ from arm_backend_core.tosa.graph import Value
 from arm_backend_core.workers.vela import installed_release
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.ethosu_abi import HAZARD, UNWRITTEN
-from arm_recipes.runtime.ethosu_payload import read_parts
+from arm_recipes.runtime.ethosu_payload import read_payload_content
 from arm_recipes.runtime.ethosu_stream import StreamError
 from arm_recipes.runtime.vela_program import VelaProgram
 from tests.accelerators import ACCELERATORS
@@ -279,7 +279,7 @@ def test_wait_that_vela_omits_is_inserted(
 
     def compiled() -> tuple[Payload, Compiled]:
         result = compile_ethosu(flatbuffer, EthosUCompileSpec(accelerator), delegate="", find_operator=lambda _: None)
-        assert read_parts(result.data).header_bytes == 32
+        assert read_payload_content(result.data).header_bytes == 32
         return read_payload(result.data), result
 
     payload, ours = compiled()

@@ -21,7 +21,7 @@ from arm_backend_core.tosa.graph import Value
 from arm_recipes import ArmRecipeType, ExportResult, export, inspect_program, load
 from arm_recipes.runtime.errors import PayloadError
 from arm_recipes.runtime.ethosu import EthosUDelegate
-from arm_recipes.runtime.ethosu_payload import FAST_SCRATCH, WEIGHTS, EthosUPayload, read_parts
+from arm_recipes.runtime.ethosu_payload import FAST_SCRATCH, WEIGHTS, EthosUPayload, read_payload_content
 from arm_recipes.runtime.program import Program
 from tests.backends.tosa_programs import conv2d
 from tests.graphs import build_flatbuffer
@@ -227,7 +227,7 @@ def _with_register(accelerator: str, register: int, value: int) -> bytes:
     flatbuffer = conv2d(channels=32, out_channels=32)
     spec = EthosUCompileSpec(accelerator)
     payload = compile_payload(spec, flatbuffer, delegate="delegate", find_operator=lambda text: None).data
-    commands = bytes(read_parts(payload).commands)
+    commands = bytes(read_payload_content(payload).commands)
     words = list(struct.unpack(f"<{len(commands) // 4}I", commands))
     places = [index for index in range(8, len(words)) if words[index] & 0xFFFF == register]
     assert places

@@ -21,7 +21,7 @@ from arm_backend_core.backends.payload import pack_block_stream, pack_io_block
 from arm_backend_core.backends.registry import compile_payload
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_recipes.runtime.errors import PayloadError
-from arm_recipes.runtime.ethosu_payload import EthosUPayload, EthosUTensor, read_parts
+from arm_recipes.runtime.ethosu_payload import EthosUPayload, EthosUTensor, read_payload_content
 from tests.accelerators import ACCELERATORS
 from tests.backends.tosa_programs import Flatbuffer, conv2d
 from tests.runtime.building import RUNTIME, SANITIZERS, compile_cpp, run
@@ -70,12 +70,12 @@ class Reader:
         """Check that the Python reader returns the same layout or message."""
         if refusal is not None:
             with pytest.raises(PayloadError) as caught:
-                read_parts(data)
+                read_payload_content(data)
             assert str(caught.value) == refusal
             return
-        parts = read_parts(data)
+        content = read_payload_content(data)
         cop2 = info.stream_kind == 2
-        assert parts.payload == EthosUPayload(
+        assert content.payload == EthosUPayload(
             product=info.product,
             macs=info.macs,
             stream="COP2" if cop2 else "COP1",
@@ -86,8 +86,8 @@ class Reader:
             inputs=self._tensors(data, 0, info.input_count),
             outputs=self._tensors(data, 1, info.output_count),
         )
-        assert parts.commands == data[info.command_offset :][: info.command_size]
-        assert parts.weights == data[info.weight_offset :][: info.weight_size]
+        assert content.commands == data[info.command_offset :][: info.command_size]
+        assert content.weights == data[info.weight_offset :][: info.weight_size]
 
     def _tensors(self, data: bytes, side: int, count: int) -> tuple[EthosUTensor, ...]:
         records = [self.tensor(data, side, index) for index in range(count)]

@@ -18,7 +18,7 @@ from arm_backend_core.backends.payload import Payload
 from arm_recipes import ArmRecipeType, ExportResult, export, load
 from arm_recipes.runtime.errors import PayloadError, RunError
 from arm_recipes.runtime.ethosu import EthosUDelegate
-from arm_recipes.runtime.ethosu_payload import read_parts
+from arm_recipes.runtime.ethosu_payload import read_payload_content
 from arm_recipes.runtime.trace import TracedOperation
 from tests.runtime.host_programs import CpuBetween, export_small
 from tests.small_models import images, vectors
@@ -128,7 +128,7 @@ def test_load_error_names_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _move_first_ofm(payload: bytes) -> bytes:
     """Move the first OFM of the stream beyond the end of its region."""
-    commands = bytes(read_parts(payload).commands)
+    commands = bytes(read_payload_content(payload).commands)
     words = list(struct.unpack(f"<{len(commands) // 4}I", commands))
     words[words.index(0x4010, 8) + 1] = 1 << 30  # NPU_SET_OFM_BASE0
     return payload.replace(commands, struct.pack(f"<{len(words)}I", *words))

@@ -108,7 +108,7 @@ def test_read_vela_tflite_returns_tensors_and_operators() -> None:
     ]
     assert [info.name for info in model.inputs] == ["image", "offset"]
     (operator,) = model.npu_operators
-    layout = operator.parts.payload
+    layout = operator.content.payload
     assert (layout.product, layout.macs, layout.stream) == (55, 128, "COP1")
     assert (layout.command_bytes, layout.weight_bytes) == (len(payload.commands), len(payload.weights))
     assert [place.offset for place in model.input_locations] == [place.offset for place in payload.inputs]

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from arm_recipes import ArmRecipesWarning, ArmRecipeType, export
 from arm_recipes.samples.calibration import Calibration
-from arm_recipes.stages.quantize import quantization_recipe
+from arm_recipes.stages.quantize import make_quantization_recipe
 
 X = torch.arange(12.0).reshape(4, 3)
 
@@ -36,7 +36,7 @@ def _recipe(calibration: Any, kind: RecipeType = ArmRecipeType.TOSA_INT8) -> Exp
     recipe = ExportRecipe.get_recipe(kind)
     assert recipe.quantization_recipe is not None
     (quantizer,) = recipe.quantization_recipe.quantizers or []
-    return dataclasses.replace(recipe, quantization_recipe=quantization_recipe(quantizer, calibration))
+    return dataclasses.replace(recipe, quantization_recipe=make_quantization_recipe(quantizer, calibration))
 
 
 def _export(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from arm_recipes import ArmRecipeType, ExportError, Inputs, ModelError, export
-from arm_recipes.samples.mismatch import check_arguments, describe_mismatch, input_names
+from arm_recipes.samples.mismatch import check_arguments, describe_input_mismatch, input_names
 
 X = torch.rand(1, 3, 16, 16)
 
@@ -248,7 +248,7 @@ def test_describe_mismatch_does_not_change_the_model() -> None:
         model(x)
     model.load_state_dict(state)
     model.last = None
-    text = describe_mismatch(model, Inputs(x), "samples[0]", caught.value)
+    text = describe_input_mismatch(model, Inputs(x), "samples[0]", caught.value)
     assert text is not None
     assert text.endswith("pass x.float()")
     assert model.last is None
@@ -262,8 +262,8 @@ def test_another_failure_is_not_a_mismatch() -> None:
         def forward(self, x: Tensor) -> Tensor:
             raise KeyError("broken")
 
-    assert describe_mismatch(Broken(), Inputs(X), "samples[0]", KeyError("broken")) is None
-    assert describe_mismatch(Net().eval(), Inputs(X), "samples[0]", RuntimeError("elsewhere")) is None
+    assert describe_input_mismatch(Broken(), Inputs(X), "samples[0]", KeyError("broken")) is None
+    assert describe_input_mismatch(Net().eval(), Inputs(X), "samples[0]", RuntimeError("elsewhere")) is None
 
 
 def test_later_samples_name_the_conversion() -> None:

@@ -13,7 +13,7 @@ from executorch.export import export as executorch_export
 from torch import Tensor, nn
 
 from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportRecipe, RunError, export
-from arm_recipes._internal.messages import NotRunnableError
+from arm_recipes._internal.errors import NotRunnableError
 from arm_recipes.stages.edge.check_kernels import CheckRunnable, find_not_runnable
 from tests.small_models import Small, Sorting, images, vectors
 

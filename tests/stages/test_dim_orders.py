@@ -12,7 +12,7 @@ from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 from torch import Tensor, nn
 
 from arm_recipes import ArmRecipeType, ExportRecipe, export
-from arm_recipes._internal.messages import ExportError
+from arm_recipes._internal.errors import ExportError
 from arm_recipes.stages.edge.dim_orders import check_dim_orders, legalize_dim_orders
 
 CORTEX_M, U55, INT8 = ArmRecipeType.CORTEX_M_INT8, ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.TOSA_INT8

@@ -50,7 +50,7 @@ def test_default_accelerator_system_config_and_memory_mode(
 ) -> None:
     for precision in ("INT8", "A8W4", "A16W8"):
         recipe = ArmRecipeType[f"ETHOSU_{family}_{precision}"]
-        spec: Any = SPEC_BUILDERS[recipe.name](options.check(recipe.name, {}))
+        spec: Any = SPEC_BUILDERS[recipe.name](options.resolve_options(recipe.name, {}))
         assert (spec.accelerator, spec.system_config, spec.memory_mode) == (
             accelerator,
             system_config,

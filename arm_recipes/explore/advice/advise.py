@@ -11,7 +11,7 @@ import numpy as np
 from arm_backend_core.recurrent.roll_recurrent_loops import LoopRolling
 from arm_recipes.explore.advice.result import Advice, AdviceList, Cost
 from arm_recipes.explore.sweep.compile_worker import LoweredDelegate, compile_delegates, sum_estimates
-from arm_recipes.explore.sweep.quantize_and_lower import describe_delegate, lower_program
+from arm_recipes.explore.sweep.quantize_and_lower import lower_program, make_lowered_delegate
 
 if TYPE_CHECKING:
     from executorch.export import ExportRecipe
@@ -116,7 +116,7 @@ class _ChangeEvaluator:
 
     def __init__(self, spec: EthosUCompileSpec, delegates: Sequence[DelegateRecord], loops: LoopRolling) -> None:
         self._spec, self._loops = spec, loops
-        lowered = [describe_delegate(delegate) for delegate in delegates]
+        lowered = [make_lowered_delegate(delegate) for delegate in delegates]
         self._delegates: _LoweredDelegates = lowered, [np.frombuffer(delegate.tosa, np.uint8) for delegate in delegates]
         self._current_cost = _to_cost(
             sum_estimates([delegate.vela for delegate in delegates if delegate.vela is not None])

@@ -176,10 +176,10 @@ def _compile_layer(
     from executorch.export import ExportRecipe
 
     from arm_backend_core.errors import ArmBackendError
-    from arm_recipes._internal.messages import ExportError
+    from arm_recipes._internal.errors import ExportError
     from arm_recipes.pipeline.export import run_export
     from arm_recipes.recipe_types import ArmRecipeType
-    from arm_recipes.report.ram import npu_parts
+    from arm_recipes.report.ram import npu_ram_parts
 
     recipe_types = {recipe_type.value: recipe_type for recipe_type in ArmRecipeType}
     family = spec.target.family.removeprefix("ethos-").upper()
@@ -208,6 +208,6 @@ def _compile_layer(
         return None
     costs = [cost for cost in report.layers if cost.kind == "layer"]
     estimates = [delegate.vela for delegate in report.delegates if delegate.vela is not None]
-    sram = sum(part.bytes for part in npu_parts(estimates) if part.memory == "SRAM")
+    sram = sum(part.bytes for part in npu_ram_parts(estimates) if part.memory == "SRAM")
     dram, flash = sum(vela.dram_bytes for vela in estimates), sum(vela.flash_bytes for vela in estimates)
     return Cost(sum(cost.cycles for cost in costs), sram, dram, flash)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from arm_backend_core.backends.call_counts import multiply_estimates
 from arm_backend_core.workers import vela
 from arm_recipes.explore.sweep.rows import ProgramEstimates
-from arm_recipes.report.ram import npu_parts
+from arm_recipes.report.ram import npu_ram_parts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -129,7 +129,7 @@ def sum_estimates(estimates: Sequence[VelaEstimates]) -> ProgramEstimates:
     Times, bytes of DRAM and flash, and weights are summed. SRAM is working memory, which delegates use one after the
     other, so the maximum counts.
     """
-    ram = npu_parts(estimates)
+    ram = npu_ram_parts(estimates)
     return ProgramEstimates(
         cycles=sum(vela.total_cycles for vela in estimates),
         npu_cycles=sum(vela.npu_cycles for vela in estimates),

@@ -29,7 +29,7 @@ _SWEEP_ARGUMENTS = {"macs": "macs", "system_config": "system_configs", "memory_m
 
 
 @dataclass(frozen=True)
-class Configuration:
+class SweepConfiguration:
     """A recipe with the Vela configuration to compile for.
 
     Attributes:
@@ -55,7 +55,7 @@ class Configuration:
         assert self.spec.target.macs is not None
         return self.spec.target.macs
 
-    def export_recipe(self) -> ExportRecipe:
+    def make_export_recipe(self) -> ExportRecipe:
         """Build the recipe for ``export``. It allows operators that have no kernel on the CPU."""
         from executorch.export import ExportRecipe
 
@@ -107,7 +107,7 @@ def split_recipes(recipes: Any, cpus: Any) -> tuple[tuple[str, ...], bool]:
 
 def list_configurations(
     recipes: Any, varied: Mapping[str, Any], fixed: Mapping[str, Any], boards: Any = None
-) -> tuple[Configuration, ...]:
+) -> tuple[SweepConfiguration, ...]:
     """List every valid combination of the options, or of recipes and boards.
 
     Args:
@@ -133,10 +133,10 @@ def list_configurations(
     }
     names = DEFAULT_RECIPES if recipes is None else resolve_recipe_names(recipes)
     for recipe in names:
-        options.check(recipe, fixed)
+        options.resolve_options(recipe, fixed)
         for name, values in requested.items():
             for value in values or ():
-                options.check(recipe, {name: value})
+                options.resolve_options(recipe, {name: value})
     ini = fixed["config_ini"] or DEFAULT_CONFIG_INI
     systems = requested["system_config"] or [None]  # the recipe's default
     if systems == [ALL_VALUES]:
@@ -145,7 +145,7 @@ def list_configurations(
             list(vela_config.list_sections(ini, vela_config.SYSTEM_CONFIG)),
         )
     modes = requested["memory_mode"] or vela_config.list_sections(ini, vela_config.MEMORY_MODE)
-    configurations: list[Configuration] = []
+    configurations: list[SweepConfiguration] = []
     rejected: list[tuple[tuple[Any, ...], ValueError]] = []
     specs: dict[tuple[Any, ...], EthosUCompileSpec | ValueError] = {}  # recipes of one NPU family share compile specs
     for recipe in names:
@@ -158,7 +158,7 @@ def list_configurations(
             if isinstance(spec, ValueError):
                 rejected.append(((recipe, *combination), spec))
             else:
-                configurations.append(Configuration(recipe, spec, recipe_options))
+                configurations.append(SweepConfiguration(recipe, spec, recipe_options))
     requested_values = [(argument, requested[name] or ()) for name, argument in _SWEEP_ARGUMENTS.items()]
     _check_all_used([("recipes", () if recipes is None else names), *requested_values], configurations, rejected)
     return tuple(configurations)
@@ -166,7 +166,7 @@ def list_configurations(
 
 def _list_boards(
     recipes: Any, determined: Mapping[str, Any], fixed: Mapping[str, Any], boards: Any
-) -> tuple[Configuration, ...]:
+) -> tuple[SweepConfiguration, ...]:
     """List the combinations of boards and recipes; a board determines the options in ``determined``."""
     for name, value in determined.items():
         if value is not None:
@@ -183,23 +183,23 @@ def _list_boards(
         if not matching and boards != ALL_VALUES:
             raise ValueError(f"boards: {board.name!r} has an {board.family.title()}, but recipes: {', '.join(names)}")
         for recipe in matching:
-            spec: Any = SPEC_BUILDERS[recipe](options.check(recipe, {**fixed, "board": board.name}))
+            spec: Any = SPEC_BUILDERS[recipe](options.resolve_options(recipe, {**fixed, "board": board.name}))
             # Without the budgets: a program that exceeds them is a row, not an error.
             chosen = {name: value for name, value in board.options.items() if not name.endswith("_budget")}
-            configurations.append(Configuration(recipe, spec, {**fixed, **chosen}, board.name))
+            configurations.append(SweepConfiguration(recipe, spec, {**fixed, **chosen}, board.name))
     return tuple(configurations)
 
 
 def _make_spec(recipe: str, recipe_options: Mapping[str, Any]) -> EthosUCompileSpec | ValueError:
     try:
-        return SPEC_BUILDERS[recipe](options.check(recipe, recipe_options))  # type: ignore[return-value]
+        return SPEC_BUILDERS[recipe](options.resolve_options(recipe, recipe_options))  # type: ignore[return-value]
     except ValueError as error:
         return error
 
 
 def _check_all_used(
     requested: Iterable[tuple[str, Iterable[Any]]],
-    configurations: Sequence[Configuration],
+    configurations: Sequence[SweepConfiguration],
     rejected: Sequence[tuple[tuple[Any, ...], ValueError]],
 ) -> None:
     """Raise for the first requested value that no configuration uses."""

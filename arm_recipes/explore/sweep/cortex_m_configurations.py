@@ -24,7 +24,7 @@ _SHARED_OPTIONS = ("calibration_samples", "per_channel")
 
 
 @dataclass(frozen=True)
-class ProcessorConfiguration:
+class CortexMConfiguration:
     """A Cortex-M without an NPU.
 
     Attributes:
@@ -37,7 +37,7 @@ class ProcessorConfiguration:
     megahertz: float | None
     options: Mapping[str, Any]
 
-    def export_recipe(self) -> ExportRecipe:
+    def make_export_recipe(self) -> ExportRecipe:
         """Build the recipe for ``export``."""
         from executorch.export import ExportRecipe
 
@@ -46,9 +46,9 @@ class ProcessorConfiguration:
         return ExportRecipe.get_recipe(ArmRecipeType[CORTEX_M_RECIPE], **self.options, require_runnable=False)
 
 
-def list_processors(
+def list_cortex_m_configurations(
     cpus: Mapping[str, float | None] | Iterable[str] | str | None, fixed: Mapping[str, Any]
-) -> tuple[ProcessorConfiguration, ...]:
+) -> tuple[CortexMConfiguration, ...]:
     """List the configurations of the processors.
 
     Args:
@@ -68,17 +68,17 @@ def list_processors(
         if clock is not None and (isinstance(clock, bool) or not isinstance(clock, (int, float)) or not clock > 0):
             raise ValueError(f"cpus: the clock of {name!r} must be a positive number of MHz, not {clock!r}")
         chosen = {key: fixed[key] for key in _SHARED_OPTIONS if key in fixed} | {"cpu": name}
-        processor = recipe_processor(CORTEX_M_RECIPE, options.check(CORTEX_M_RECIPE, chosen))
+        processor = recipe_processor(CORTEX_M_RECIPE, options.resolve_options(CORTEX_M_RECIPE, chosen))
         assert processor is not None
-        configurations.append(ProcessorConfiguration(processor, clock, chosen))
+        configurations.append(CortexMConfiguration(processor, clock, chosen))
     return tuple(configurations)
 
 
 def make_rows(
     program: ExportedProgram,
     samples: Sequence[Inputs],
-    configurations: Sequence[ProcessorConfiguration],
-    rate: Callable[[Artifact], float],
+    configurations: Sequence[CortexMConfiguration],
+    evaluate: Callable[[Artifact], float],
 ) -> tuple[list[Row], list[str]]:
     """Export a model for each processor, and make a row of each program.
 
@@ -86,13 +86,13 @@ def make_rows(
         program: captured model.
         samples: samples in the form of the model's inputs.
         configurations: the processors.
-        rate: runs a program, and returns its accuracy.
+        evaluate: runs a program, and returns its accuracy.
 
     Returns:
         The rows, and a note for each program that could not be executed.
     """
     from arm_backend_core.errors import ArmBackendError
-    from arm_recipes._internal.messages import ExportError
+    from arm_recipes._internal.errors import ExportError
     from arm_recipes.explore.sweep.quantize_and_lower import QuantizedProgram
     from arm_recipes.pipeline.export import export_unlowered
     from arm_recipes.runtime.errors import RunError
@@ -101,7 +101,7 @@ def make_rows(
     notes: list[str] = []
     quantized: QuantizedProgram | None = None
     for configuration in configurations:
-        recipe = configuration.export_recipe()
+        recipe = configuration.make_export_recipe()
         try:
             quantized = quantized or QuantizedProgram(program, samples, recipe)
             artifact = export_unlowered(quantized.unlowered, recipe, progress=False)
@@ -110,14 +110,14 @@ def make_rows(
             continue
         accuracy = None
         try:
-            accuracy = rate(artifact)
+            accuracy = evaluate(artifact)
         except (ArmBackendError, RunError) as error:
             notes.append(f"the accuracy on {configuration.processor.cpu} was not measured: {error}")
         rows.append(_make_row(configuration, artifact, accuracy))
     return rows, notes
 
 
-def _make_row(configuration: ProcessorConfiguration, artifact: Artifact, accuracy: float | None) -> Row:
+def _make_row(configuration: CortexMConfiguration, artifact: Artifact, accuracy: float | None) -> Row:
     from arm_recipes.explore.sweep.rows import ProgramEstimates
 
     report = artifact.report
@@ -140,11 +140,11 @@ def _make_row(configuration: ProcessorConfiguration, artifact: Artifact, accurac
     return _row(configuration, estimates=estimates, cpu_operators=on_cpu, accuracy=accuracy, ram_bytes=ram)
 
 
-def _failed_row(configuration: ProcessorConfiguration, error: str) -> Row:
+def _failed_row(configuration: CortexMConfiguration, error: str) -> Row:
     return _row(configuration, estimates=None, error=error)
 
 
-def _row(configuration: ProcessorConfiguration, **values: Any) -> Row:
+def _row(configuration: CortexMConfiguration, **values: Any) -> Row:
     from arm_backend_core.cortex_m.cost.processors import PEAK_MACS, code_variant_of
     from arm_recipes.explore.sweep.rows import Row
 

@@ -8,15 +8,15 @@ from typing import Any
 from torch.utils import _pytree as pytree
 
 from arm_backend_core.errors import ArmBackendError
-from arm_recipes._internal.messages import ExportError
-from arm_recipes.explore.sweep.configurations import Configuration
+from arm_recipes._internal.errors import ExportError
+from arm_recipes.explore.sweep.configurations import SweepConfiguration
 from arm_recipes.explore.sweep.quantize_and_lower import METHOD
 from arm_recipes.explore.sweep.result_store import ResultStore
 from arm_recipes.pipeline.artifact import Artifact
 from arm_recipes.pipeline.cache.digest import Digest
 from arm_recipes.pipeline.export import export_unlowered
 from arm_recipes.pipeline.unlowered_programs import UnloweredPrograms
-from arm_recipes.report.ram import npu_parts
+from arm_recipes.report.ram import npu_ram_parts
 from arm_recipes.report.report import Report
 from arm_recipes.samples.call_inputs import Inputs
 
@@ -38,8 +38,8 @@ class ProgramRunner:
     ) -> None:
         self._samples, self._store, self._with_progress = samples, store, with_progress
 
-    def compile_first(self, unlowered: UnloweredPrograms, configurations: Iterable[Configuration]) -> Artifact:
-        """Compile the program of the first configuration that compiles. One configuration of each NPU is tried.
+    def compile_first(self, unlowered: UnloweredPrograms, configurations: Iterable[SweepConfiguration]) -> Artifact:
+        """Compile the program of one configuration. The last configuration of each NPU is tried, until one compiles.
 
         Args:
             unlowered: the captured and quantized program.
@@ -52,7 +52,7 @@ class ProgramRunner:
         last_error: Exception | None = None
         for configuration in by_accelerator.values():
             try:
-                return export_unlowered(unlowered, configuration.export_recipe(), progress=False)
+                return export_unlowered(unlowered, configuration.make_export_recipe(), progress=False)
             except (ArmBackendError, ExportError) as error:
                 last_error = error
         assert last_error is not None
@@ -73,12 +73,12 @@ class ProgramRunner:
         return [pytree.tree_unflatten(values, result.out_specs[METHOD]) for values in leaves]
 
 
-def measure_cpu_ram(report: Report) -> int:
+def compute_cpu_ram(report: Report) -> int:
     """RAM beyond that of the delegates, in bytes. The memory plan may place both in one buffer."""
     if report.ram is None:
         return 0
     estimates = [delegate.vela for delegate in report.delegates if delegate.vela is not None]
-    return report.ram.total_bytes - sum(part.bytes for part in npu_parts(estimates))
+    return report.ram.total_bytes - sum(part.bytes for part in npu_ram_parts(estimates))
 
 
 def _outputs_key(buffer: bytes, samples: Sequence[Inputs]) -> str:

@@ -25,7 +25,7 @@ from arm_backend_core.recurrent.roll_recurrent_loops import LoopRolling
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.targets.target import Target
 from arm_recipes._internal.compile_lock import compile_lock
-from arm_recipes._internal.messages import ExportError
+from arm_recipes._internal.errors import ExportError
 from arm_recipes.explore.sweep.compile_worker import LoweredDelegate
 from arm_recipes.pipeline.pipeline import Pipeline
 from arm_recipes.runtime.command_origins import main_origin
@@ -63,7 +63,7 @@ class QuantizedProgram:
         program: captured model.
         samples: calibration samples.
         recipe: a recipe of this precision. The recipes of a precision have the same quantizer. The programs of most
-            models are the same for all NPUs, see ``fits``.
+            models are the same for all NPUs, see ``is_valid_for``.
 
     Attributes:
         unlowered: the captured and quantized program.
@@ -94,7 +94,7 @@ class QuantizedProgram:
         """The quantized program."""
         return self.unlowered.programs[METHOD]
 
-    def fits(self, target: Target) -> bool:
+    def is_valid_for(self, target: Target) -> bool:
         """Whether quantization for ``target`` would give this program."""
         return not find_changed_dependencies(self.unlowered.hardware_dependencies, target.hardware)
 
@@ -141,12 +141,12 @@ def lower_program(program: ExportedProgram, target: Target, loops: LoopRolling |
         tuple(np.frombuffer(data, np.uint8) for data in each)
         for each in ([record.tosa for record in log.delegates], spec.graphs)
     )
-    units = map(describe_delegate, log.delegates, spec.graphs)
+    units = map(make_lowered_delegate, log.delegates, spec.graphs)
     return LoweredProgram(tuple(units), flatbuffers, graphs, len(log.refused_operators))
 
 
-def describe_delegate(record: compilation_log.DelegateRecord, graph: bytes = b"") -> LoweredDelegate:
-    """Describe a delegate for ``compile_delegates``; ``graph`` is its graph before alternatives are chosen."""
+def make_lowered_delegate(record: compilation_log.DelegateRecord, graph: bytes = b"") -> LoweredDelegate:
+    """Make a delegate for ``compile_delegates``; ``graph`` is its graph before alternatives are chosen."""
     return LoweredDelegate(
         name=record.name,
         graph_digest=hashlib.sha256(graph).hexdigest(),

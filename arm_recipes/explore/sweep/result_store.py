@@ -8,17 +8,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from arm_recipes._internal.files import make_folder, write
+from arm_recipes._internal.files import make_folder, write_file_atomically
 from arm_recipes.explore.sweep.rows import ProgramEstimates
 
 if TYPE_CHECKING:
-    from arm_recipes.explore.sweep.configurations import Configuration
+    from arm_recipes.explore.sweep.configurations import SweepConfiguration
 
 _OUTPUTS_SUFFIX = ".outputs.pt"
 
 
 class ResultStore:
-    """Folder of Vela's estimates (``ProgramEstimates``), ratings and program outputs, with one file for each key.
+    """Folder of Vela's estimates (``ProgramEstimates``), evaluation results and program outputs, one file for each key.
 
     Args:
         cache_dir: folder, created if missing; None disables the store.
@@ -43,7 +43,7 @@ class ResultStore:
     def save_record(self, key: str, content: Mapping[str, Any]) -> None:
         """Write a record for ``load_record``."""
         if self._folder is not None:
-            write(self._folder / f"{key}.json", json.dumps(content, indent=1).encode())
+            write_file_atomically(self._folder / f"{key}.json", json.dumps(content, indent=1).encode())
 
     def load_estimates(self, key: str) -> ProgramEstimates | None:
         """Load the estimates of a configuration; None if they are missing or invalid."""
@@ -52,7 +52,7 @@ class ResultStore:
         except (TypeError, KeyError):
             return None
 
-    def save_estimates(self, key: str, configuration: Configuration, estimates: ProgramEstimates) -> None:
+    def save_estimates(self, key: str, configuration: SweepConfiguration, estimates: ProgramEstimates) -> None:
         """Write estimates. The file also describes the configuration, for human readers only."""
         spec = configuration.spec
         content = {
@@ -85,4 +85,4 @@ class ResultStore:
         if self._folder is not None:
             buffer = io.BytesIO()
             torch.save(outputs, buffer)
-            write(self._folder / f"{key}{_OUTPUTS_SUFFIX}", buffer.getvalue())
+            write_file_atomically(self._folder / f"{key}{_OUTPUTS_SUFFIX}", buffer.getvalue())

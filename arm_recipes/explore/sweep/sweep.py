@@ -10,15 +10,16 @@ from torch.export import ExportedProgram
 
 from arm_backend_core.errors import ArmBackendError
 from arm_recipes._internal.compile_lock import compile_lock
-from arm_recipes._internal.messages import ExportError, progress_bar, suppress_warnings, warn
+from arm_recipes._internal.errors import ExportError
+from arm_recipes._internal.messages import progress_bar, suppress_warnings, warn
 from arm_recipes._internal.parallel import starmap_unordered
-from arm_recipes._internal.renamed_arguments import reject_old_names
+from arm_recipes._internal.renamed_arguments import reject_renamed_arguments
 from arm_recipes._internal.tracebacks import shorten_tracebacks
 from arm_recipes.comparison.accuracy import Evaluator, check_metric
 from arm_recipes.explore.sweep.compile_worker import cache_key, compile_delegates
-from arm_recipes.explore.sweep.configurations import Configuration, list_configurations, split_recipes
-from arm_recipes.explore.sweep.cortex_m_configurations import list_processors, make_rows
-from arm_recipes.explore.sweep.program_runner import ProgramRunner, measure_cpu_ram
+from arm_recipes.explore.sweep.configurations import SweepConfiguration, list_configurations, split_recipes
+from arm_recipes.explore.sweep.cortex_m_configurations import list_cortex_m_configurations, make_rows
+from arm_recipes.explore.sweep.program_runner import ProgramRunner, compute_cpu_ram
 from arm_recipes.explore.sweep.quantize_and_lower import METHOD, LoweredProgram, QuantizedProgram
 from arm_recipes.explore.sweep.result import Sweep
 from arm_recipes.explore.sweep.result_store import ResultStore
@@ -35,7 +36,7 @@ from arm_recipes.types import Metric, Model, Samples
 _ProgramKey = tuple[str, tuple[str, ...]]
 
 
-@reject_old_names(calibration="calibration_samples", folder="cache_dir", tuning="search_alternatives")
+@reject_renamed_arguments(calibration="calibration_samples", folder="cache_dir", tuning="search_alternatives")
 @shorten_tracebacks
 def sweep(
     model: Model,
@@ -114,8 +115,8 @@ def sweep(
     varied = {"macs": macs, "system_config": system_configs, "memory_mode": memory_modes}
     check_metric(metric)
     check_order("sweep", "recipes", recipes, samples)
-    npu_recipes, has_processors = split_recipes(recipes, cpus)
-    processors = list_processors(cpus, fixed) if has_processors else ()
+    npu_recipes, has_cortex_m = split_recipes(recipes, cpus)
+    cortex_m_configurations = list_cortex_m_configurations(cpus, fixed) if has_cortex_m else ()
     named = None if recipes is None else npu_recipes
     requested = list_configurations(named, varied, fixed, boards) if npu_recipes else ()
     store = ResultStore(cache_dir)
@@ -128,7 +129,10 @@ def sweep(
         estimates = _compile_all(requested, lowered, store, progress_bars)
         measured, accuracy_notes = _measure_programs(evaluator, runner, requested, lowered, quantized, estimates)
         cpu_rows, cpu_notes = make_rows(
-            program, examples, processors, lambda result: evaluator.rate_outputs(runner.execute(result)).metric
+            program,
+            examples,
+            cortex_m_configurations,
+            lambda result: evaluator.evaluate_outputs(runner.execute(result)).metric,
         )
     rows = [
         _make_row(c, lowered[index], estimates.get(index), measured.get(index, (None, None)))
@@ -174,7 +178,7 @@ def capture_model(model: Any, samples: Any, caller: str) -> tuple[ExportedProgra
 
 
 def _lower_all(
-    program: ExportedProgram, samples: Sequence[Inputs], requested: Sequence[Configuration]
+    program: ExportedProgram, samples: Sequence[Inputs], requested: Sequence[SweepConfiguration]
 ) -> tuple[list[LoweredProgram | str], list[QuantizedProgram | str]]:
     """Lower the model for each configuration.
 
@@ -189,11 +193,11 @@ def _lower_all(
     for configuration in requested:
         name, target = configuration.precision, configuration.spec.target
         programs = by_precision.setdefault(name, [])
-        fitting: QuantizedProgram | str | None = next((each for each in programs if each.fits(target)), None)
+        fitting: QuantizedProgram | str | None = next((each for each in programs if each.is_valid_for(target)), None)
         fitting = fitting or failures.get(name)
         if fitting is None:
             try:
-                fitting = QuantizedProgram(program, samples, configuration.export_recipe())
+                fitting = QuantizedProgram(program, samples, configuration.make_export_recipe())
                 programs.append(fitting)
             except (ArmBackendError, ExportError) as error:
                 fitting = failures[name] = str(error)
@@ -205,12 +209,12 @@ def _lower_all(
 def _measure_programs(
     evaluator: Evaluator,
     runner: ProgramRunner,
-    requested: Sequence[Configuration],
+    requested: Sequence[SweepConfiguration],
     lowered: Sequence[LoweredProgram | str],
     quantized: Sequence[QuantizedProgram | str],
     estimates: Mapping[int, ProgramEstimates | str],
 ) -> tuple[dict[int, tuple[float, int]], list[str]]:
-    """Measure the accuracy and the RAM of the CPU.
+    """Measure the accuracy, and compute the RAM that the program needs beyond that of its delegates.
 
     Programs with the same TOSA graphs have the same accuracy. The memory plan may place CPU tensors in the NPU's
     scratch, which reduces the RAM that they add. Configurations with equal scratch sizes have equal plans, so only one
@@ -236,17 +240,17 @@ def _measure_programs(
                 runner.compile_first(source.unlowered, [requested[index] for index in group])
                 for group in by_scratch.values()
             ]
-            accuracy = evaluator.rate_outputs(runner.execute(programs[0])).metric
+            accuracy = evaluator.evaluate_outputs(runner.execute(programs[0])).metric
         except (ArmBackendError, ExportError, RunError) as error:
             accelerators = dict.fromkeys(requested[index].spec.accelerator for index in indices)
             notes.append(f"the accuracy of {key[0]} on {', '.join(accelerators)} was not measured: {error}")
             continue
         for group, artifact in zip(by_scratch.values(), programs, strict=True):
-            measured |= dict.fromkeys(group, (accuracy, measure_cpu_ram(artifact.report)))
+            measured |= dict.fromkeys(group, (accuracy, compute_cpu_ram(artifact.report)))
     return measured, notes
 
 
-def _program_key(configuration: Configuration, lowered: LoweredProgram) -> _ProgramKey:
+def _program_key(configuration: SweepConfiguration, lowered: LoweredProgram) -> _ProgramKey:
     return configuration.precision, tuple(unit.digest for unit in lowered.delegates)
 
 
@@ -257,7 +261,7 @@ def _scratch_sizes(estimates: ProgramEstimates | str) -> tuple[int, int, int]:
 
 
 def _compile_all(
-    requested: Sequence[Configuration],
+    requested: Sequence[SweepConfiguration],
     lowered: Sequence[LoweredProgram | str],
     store: ResultStore,
     progress_bars: _ProgressBars,
@@ -283,7 +287,7 @@ def _compile_all(
 
 
 def _make_row(
-    configuration: Configuration,
+    configuration: SweepConfiguration,
     program: LoweredProgram | str,
     outcome: ProgramEstimates | str | None,
     measured: tuple[float, int] | tuple[None, None],

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from arm_recipes._internal.messages import ExportError
+from arm_recipes._internal.errors import ExportError
 from arm_recipes.explore.tune.cost import ProgramCost
 
 if TYPE_CHECKING:
-    from arm_recipes.comparison.accuracy import Rating
+    from arm_recipes.comparison.accuracy import EvaluationResult
     from arm_recipes.explore.tune.plan_evaluator import PlanEvaluator
     from arm_recipes.explore.tune.regions import PrecisionPlan
 
@@ -85,15 +85,15 @@ class CandidatePool:
         """Return the plan of a candidate."""
         return dict(next(key for key, known in self._candidates.items() if known is candidate))
 
-    def rate_on_search_samples(self, candidate: Candidate) -> Rating:
-        """Return the rating of a candidate on the search samples."""
-        return self._evaluator.rate_on_search_samples(self.plan_of(candidate))
+    def evaluate_on_search_samples(self, candidate: Candidate) -> EvaluationResult:
+        """Return the evaluation result of a candidate on the search samples."""
+        return self._evaluator.evaluate_on_search_samples(self.plan_of(candidate))
 
     def _add(self, plan: PrecisionPlan, cost: ProgramCost) -> Candidate:
-        rating = self._evaluator.rate_on_test_samples(plan)
+        result = self._evaluator.evaluate_on_test_samples(plan)
         settings = self._evaluator.recipe_for_plan(plan).options["precisions"]
-        search_accuracy = self._evaluator.rate_on_search_samples(plan).metric
-        candidate = Candidate(dict(settings), cost, rating.sqnr, rating.metric, search_accuracy)
+        search_accuracy = self._evaluator.evaluate_on_search_samples(plan).metric
+        candidate = Candidate(dict(settings), cost, result.sqnr, result.metric, search_accuracy)
         self._candidates[_plan_key(plan)] = candidate
         return candidate
 

@@ -45,7 +45,7 @@ class PrecisionStep:
     extra_cost: float
 
 
-def lower_hull(choices: Sequence[PrecisionChoice]) -> list[PrecisionChoice]:
+def compute_lower_hull(choices: Sequence[PrecisionChoice]) -> list[PrecisionChoice]:
     """Return the choices on the lower convex hull, from the cheapest to the most accurate."""
     hull: list[PrecisionChoice] = []
     for choice in sorted(choices, key=lambda c: (c.extra_cost, c.noise)):
@@ -71,7 +71,7 @@ def hull_steps(
 
     The steps are sorted by decreasing noise reduction per cost.
     """
-    hulls = {region: lower_hull(options) for region, options in choices.items()}
+    hulls = {region: compute_lower_hull(options) for region, options in choices.items()}
     rated_steps = [
         (
             _noise_reduction_per_cost(before, after),

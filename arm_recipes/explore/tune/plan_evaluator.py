@@ -1,6 +1,6 @@
 """Evaluator of precision plans: quantizes the model by a plan, measures its accuracy and estimates its cost.
 
-A content-addressed store caches Vela's estimates and SQNR ratings, but not the ratings of a user's metric.
+A content-addressed store caches Vela's estimates and evaluation results by SQNR, but not those by a user's metric.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import torch
 from torch.export import ExportedProgram
 
 from arm_backend_core.errors import ArmBackendError
-from arm_recipes._internal.messages import ExportError
+from arm_recipes._internal.errors import ExportError
 from arm_recipes._internal.parallel import starmap_unordered
-from arm_recipes.comparison.accuracy import Evaluator, Rating
+from arm_recipes.comparison.accuracy import EvaluationResult, Evaluator
 from arm_recipes.explore.sweep.compile_worker import LoweredDelegate, cache_key, compile_delegates
 from arm_recipes.explore.sweep.quantize_and_lower import LoweredProgram, QuantizedProgram
 from arm_recipes.explore.sweep.rows import ProgramEstimates
@@ -44,7 +44,7 @@ class PlanEvaluator:
         recipe: recipe whose precisions the plans replace.
         default_precision: precision of the recipe itself.
         split: calibration, search and test samples.
-        store: disk cache of Vela's estimates, and of ratings if the metric is the SQNR.
+        store: disk cache of Vela's estimates, and of evaluation results if the metric is the SQNR.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class PlanEvaluator:
         self._content_hash = _content_digest(program, recipe, split.calibration)
         evaluators = (split.search_evaluator, split.test_evaluator)
         self._samples_digests = {evaluator: _samples_digest(evaluator.samples) for evaluator in evaluators}
-        self._ratings: dict[str, Rating] = {}
+        self._results: dict[str, EvaluationResult] = {}
         self._costs: dict[str, ProgramCost | str] = {}
         self._last_quantized: tuple[PrecisionPlan, QuantizedProgram] | None = None
 
@@ -63,32 +63,32 @@ class PlanEvaluator:
         """Return the recipe with its precisions replaced by those of the plan."""
         return self.recipe.with_options(precisions=minimal_settings(plan, self.default_precision))
 
-    def rate_on_search_samples(self, plan: PrecisionPlan) -> Rating:
-        """Rate the plan's quantized program on the search samples.
+    def evaluate_on_search_samples(self, plan: PrecisionPlan) -> EvaluationResult:
+        """Evaluate the plan's quantized program on the search samples.
 
         Raises:
             ExportError, ArmBackendError: the program cannot be quantized with this plan.
         """
-        return self._rate(plan, self.split.search_evaluator)
+        return self._evaluate(plan, self.split.search_evaluator)
 
-    def rate_on_test_samples(self, plan: PrecisionPlan) -> Rating:
-        """Rate the plan's quantized program on the test samples.
+    def evaluate_on_test_samples(self, plan: PrecisionPlan) -> EvaluationResult:
+        """Evaluate the plan's quantized program on the test samples.
 
         Raises:
-            ExportError, ArmBackendError: as for ``rate_on_search_samples``.
+            ExportError, ArmBackendError: as for ``evaluate_on_search_samples``.
         """
-        return self._rate(plan, self.split.test_evaluator)
+        return self._evaluate(plan, self.split.test_evaluator)
 
-    def _rate(self, plan: PrecisionPlan, evaluator: Evaluator) -> Rating:
+    def _evaluate(self, plan: PrecisionPlan, evaluator: Evaluator) -> EvaluationResult:
         key = self._store_key(plan, self._samples_digests[evaluator])
-        if key not in self._ratings:
-            rating = Rating.from_record(self._store.load_record(key)) if evaluator.is_cacheable else None
-            if rating is None:
-                rating = evaluator.rate(self._quantize(plan).program)
+        if key not in self._results:
+            result = EvaluationResult.from_record(self._store.load_record(key)) if evaluator.is_cacheable else None
+            if result is None:
+                result = evaluator.evaluate(self._quantize(plan).program)
                 if evaluator.is_cacheable:
-                    self._store.save_record(key, vars(rating))
-            self._ratings[key] = rating
-        return self._ratings[key]
+                    self._store.save_record(key, vars(result))
+            self._results[key] = result
+        return self._results[key]
 
     def estimate_costs(self, plans: Iterable[PrecisionPlan]) -> list[ProgramCost | str]:
         """Estimate the cost of each plan. The result of a plan is an error message if its program cannot be compiled.
@@ -171,7 +171,7 @@ class PlanEvaluator:
             return str(error)
 
     def _quantize(self, plan: PrecisionPlan) -> QuantizedProgram:
-        """Quantize a plan. The last result is cached, because a plan may be lowered and then rated."""
+        """Quantize a plan. The last result is cached, because a plan may be lowered and then evaluated."""
         if self._last_quantized is None or self._last_quantized[0] != plan:
             with _without_warnings():
                 quantized = QuantizedProgram(self.program, self.split.calibration, self._evaluation_recipe(plan))
@@ -188,7 +188,7 @@ class PlanEvaluator:
         return recipe
 
     def _store_key(self, plan: Mapping[str, str], samples_digest: str = "") -> str:
-        """Return the key of a plan's rating on the samples with this digest; without a digest, the key of its cost.
+        """Return the key of a plan's evaluation result on the samples with this digest; without a digest, of its cost.
 
         The store has Vela's estimates under another key, ``cache_key``, which it shares with ``sweep``.
         """
@@ -220,7 +220,7 @@ def _without_warnings() -> Iterator[None]:
 
 
 def _content_digest(program: ExportedProgram, recipe: ArmRecipe, calibration: Sequence[Inputs]) -> str:
-    """Hash of model, recipe, calibration samples and tool versions, which all ratings and costs depend on."""
+    """Hash of model, recipe, calibration samples and tool versions. All evaluation results and costs depend on them."""
     digest = Digest()
     digest.add((recipe.to_dict(), [version(package) for package in ("arm-recipes", "torch", "ethos-u-vela")]))
     digest.add(str(program.graph))

@@ -132,5 +132,5 @@ class ProgramSearch:
         return min(candidates, key=lambda c: c.cost.value(limit.kind))
 
     def _accuracy_key(self, candidate: Candidate) -> tuple[float, float]:
-        rating = self._pool.rate_on_search_samples(candidate)
-        return rating.metric, rating.sqnr
+        result = self._pool.evaluate_on_search_samples(candidate)
+        return result.metric, result.sqnr

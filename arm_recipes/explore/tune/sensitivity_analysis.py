@@ -1,4 +1,4 @@
-"""Measurement of the noise and the cost of single regions at each precision."""
+"""Sensitivity analysis: noise and cost of single regions at each precision."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _NEGLIGIBLE_NOISE_SHARE = 0.002
 RegionOption = tuple[Region, str]
 
 
-class RegionMeasurement:
-    """Measures noise and cost of the regions of a model, one region at a time.
+class SensitivityAnalysis:
+    """Sensitivity analysis: measures noise and cost of the regions of a model, one region at a time.
 
     Args:
         evaluator: evaluates plans.
@@ -58,14 +58,14 @@ class RegionMeasurement:
             The regions, and the noise by region and precision.
         """
         finest: PrecisionPlan = dict.fromkeys(self._base_plan, self._finest)
-        finest_noise = self._evaluator.rate_on_search_samples(finest).noise
+        finest_noise = self._evaluator.evaluate_on_search_samples(finest).noise
         coarsest = max(self._precisions, key=PRECISION_NAMES.index)
 
         def noise_of(region: Region, precision: str = coarsest) -> float:
             if precision == self._finest:
                 return 0.0
             return max(
-                self._evaluator.rate_on_search_samples(with_region_precision(finest, region, precision)).noise
+                self._evaluator.evaluate_on_search_samples(with_region_precision(finest, region, precision)).noise
                 - finest_noise,
                 0.0,
             )

@@ -21,7 +21,7 @@ from typing import Any
 
 from arm_backend_core.errors import ArmBackendError
 from arm_recipes._internal.messages import progress_bar, suppress_warnings
-from arm_recipes._internal.renamed_arguments import reject_old_names
+from arm_recipes._internal.renamed_arguments import reject_renamed_arguments
 from arm_recipes._internal.tracebacks import shorten_tracebacks
 from arm_recipes.api import export
 from arm_recipes.comparison.accuracy import check_metric
@@ -34,7 +34,7 @@ from arm_recipes.explore.tune.plan_evaluator import PlanEvaluator
 from arm_recipes.explore.tune.program_search import ProgramSearch
 from arm_recipes.explore.tune.regions import PrecisionPlan, Region, quantized_modules
 from arm_recipes.explore.tune.result import Tuned, TunedRegion
-from arm_recipes.explore.tune.sensitivity_analysis import RegionMeasurement
+from arm_recipes.explore.tune.sensitivity_analysis import SensitivityAnalysis
 from arm_recipes.recipe import precisions as recipe_precisions
 from arm_recipes.recipe.recipe import ArmRecipe
 from arm_recipes.runtime.errors import RunError
@@ -42,7 +42,7 @@ from arm_recipes.samples.export_arguments import check_order
 from arm_recipes.types import Budget, Metric, Model, Samples
 
 
-@reject_old_names(
+@reject_renamed_arguments(
     folder="cache_dir",
     held_out="test_samples",
     metric_at_least="min_metric",
@@ -174,17 +174,17 @@ class _PrecisionSearch:
     def run(self, notes: Sequence[str]) -> Tuned:
         """Search for the program, export it and run it."""
         precisions_and_plan = self._precisions, self._base_plan
-        measurement = RegionMeasurement(
+        analysis = SensitivityAnalysis(
             self._evaluator, *precisions_and_plan, self._pool.base.cost, self._cost_kind, self._shows_progress
         )
         program_search = ProgramSearch(
             self._pool, *precisions_and_plan, self._goal, self._cost_kind, self._shows_progress
         )
-        regions, noise_of_option = measurement.measure_noise()
-        costs_at_base = measurement.measure_costs(noise_of_option)
+        regions, noise_of_option = analysis.measure_noise()
+        costs_at_base = analysis.measure_costs(noise_of_option)
         lower_costs = costs_at_base | {
             option: min(costs_at_base[option], cost)
-            for option, cost in measurement.measure_costs_among_finest(costs_at_base, noise_of_option).items()
+            for option, cost in analysis.measure_costs_among_finest(costs_at_base, noise_of_option).items()
         }
         for costs in (costs_at_base, lower_costs) if lower_costs != costs_at_base else (costs_at_base,):
             choices = {
@@ -259,4 +259,4 @@ class _PrecisionSearch:
         except (RunError, ArmBackendError) as error:
             notes.append(f"the program was not run: {error}")
             return best, None
-        return best, split.test_evaluator.rate_outputs(outputs).metric
+        return best, split.test_evaluator.evaluate_outputs(outputs).metric

@@ -1,4 +1,4 @@
-"""Cached export: looks up the program in the cache, or stores it after the export."""
+"""Cache look-up of an export: finds the program in the cache, or stores it after the export."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from arm_recipes.samples.export_arguments import Examples, Model
 
 
-class CachedExport:
-    """The cache lookup of one export.
+class ExportCacheLookup:
+    """The cache look-up of one export.
 
     Attributes:
         recipe: a copy of the user's recipe, whose calibration iterator also computes a digest of the samples that the

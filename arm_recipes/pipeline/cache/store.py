@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from arm_recipes._internal.files import make_folder, write
+from arm_recipes._internal.files import make_folder, write_file_atomically
 from arm_recipes.report.report import Report
 
 _MAGIC = b"arm-recipes export 2\n"
@@ -93,7 +93,7 @@ class Store:
     def write(self, key: str, entry: CacheEntry) -> None:
         """Store an export. Replaces an existing file."""
         content = pickle.dumps((entry.report, entry.program, entry.warnings, entry.data_file), protocol=5)
-        write(self.file(key), _MAGIC, _entry_digest(key, content), content)
+        write_file_atomically(self.file(key), _MAGIC, _entry_digest(key, content), content)
 
 
 def _entry_digest(key: str, content: bytes | memoryview) -> bytes:

@@ -18,10 +18,11 @@ from torch.fx import Graph, Node
 
 from arm_backend_core.program import mutated_buffers, store_of, tensor_identity
 from arm_recipes._internal.error_location import describe_error
-from arm_recipes._internal.messages import ExportError, warn
+from arm_recipes._internal.errors import ExportError
+from arm_recipes._internal.messages import warn
 from arm_recipes._internal.tracebacks import keep_user_frames
 from arm_recipes.samples.call_inputs import Inputs, register_dataclasses
-from arm_recipes.samples.mismatch import describe_mismatch
+from arm_recipes.samples.mismatch import describe_input_mismatch
 from arm_recipes.samples.operand_dtypes import check_operand_dtypes
 from arm_recipes.stages.capture.buffer_aliases import (
     find_unshareable_buffer,
@@ -131,7 +132,7 @@ class Capture:
                     self.notes.append(f"method '{method}' was captured with strict=True, as strict=False failed")
                     self.warn_about_training_behavior(method, program)
                     return program
-            mismatch = describe_mismatch(model, example, f"samples[0] of method '{method}'", error)
+            mismatch = describe_input_mismatch(model, example, f"samples[0] of method '{method}'", error)
             if mismatch is not None:
                 raise ExportError(mismatch) from None
             message = describe_error(f"tracing method '{method}'", error, [model])
@@ -304,7 +305,7 @@ def _advise_against_write(parameter: Node) -> str:
     )
 
 
-def share_state(programs: Mapping[str, ExportedProgram]) -> dict[str, ExportedProgram]:
+def mark_shared_state(programs: Mapping[str, ExportedProgram]) -> dict[str, ExportedProgram]:
     """Mark each buffer that one method mutates as mutated in all methods that read it.
 
     Call this before a stage copies the buffers: shared buffers are recognized by their memory.
@@ -337,4 +338,4 @@ class FastTorchExportStage(TorchExportStage):
             for transform in self._aten_transform_passes or []:
                 model = transform(method, model)
             programs[method] = model
-        self._artifact = artifact.copy_with_new_data(share_state(programs))
+        self._artifact = artifact.copy_with_new_data(mark_shared_state(programs))

@@ -44,8 +44,8 @@ class _Unknown(Exception):
     """An operand has no known value."""
 
 
-class KnownValues:
-    """The known values of one trace.
+class ConstantPropagation:
+    """Constant propagation in one trace, with the values that are known.
 
     Args:
         model: its buffers with at most ``_MAX_ELEMENTS`` elements are known.

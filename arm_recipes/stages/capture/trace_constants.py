@@ -16,7 +16,12 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from arm_backend_core.recurrent.recurrent_ops import RECURRENT_OPS
-from arm_recipes.stages.capture.constant_propagation import KnownValue, KnownValues, function_name, has_static_shape
+from arm_recipes.stages.capture.constant_propagation import (
+    ConstantPropagation,
+    KnownValue,
+    function_name,
+    has_static_shape,
+)
 
 #: Tensor methods that read values -> the Python function that computes their result.
 _VALUE_READS: dict[Any, Callable[[Tensor], Any]] = {
@@ -61,7 +66,7 @@ class TraceConstants(TorchFunctionMode):
     def __init__(self, model: torch.nn.Module, unknown: frozenset[str] = frozenset()) -> None:
         super().__init__()
         self.read_buffers: set[str] = set()
-        self._known = KnownValues(model, unknown)
+        self._known = ConstantPropagation(model, unknown)
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call ``function``. If the function reads a known value, return the value instead.

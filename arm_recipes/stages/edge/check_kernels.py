@@ -16,7 +16,8 @@ from torch import fx
 from arm_backend_core.cortex_m.catalog import KERNELS
 from arm_backend_core.cortex_m.kernels.registry import LIBRARY_NAMESPACE
 from arm_backend_core.nodes import operator_name, overload_of, source_location
-from arm_recipes._internal.messages import NotRunnableError, warn
+from arm_recipes._internal.errors import NotRunnableError
+from arm_recipes._internal.messages import warn
 from arm_recipes.stages.edge.cpu_operators import CpuOperator, group_operators
 from arm_recipes.stages.edge.empty_tensors import MIXED_OPERAND_KERNELS, is_empty
 

@@ -28,7 +28,7 @@ from arm_backend_core.cortex_m.kernels.registry import LIBRARY_NAMESPACE, NAMESP
 from arm_backend_core.nodes import operator_name, overload_of, source_location
 from arm_backend_core.permutation import Layout, identity, inverse
 from arm_backend_core.program import store_of, update_output_names
-from arm_recipes._internal.messages import ExportError
+from arm_recipes._internal.errors import ExportError
 
 _COPY = exir_ops.edge.dim_order_ops._to_dim_order_copy.default
 #: Operators with a dim order as argument: conversions between dim orders, casts and clones.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from arm_backend_core.backends.payload import COMMANDS_CHECKSUM_KEY, WEIGHTS_CHECKSUM_KEY, checksum_spec
 from arm_backend_core.compilation_log import delegate_record, set_delegate_record
-from arm_recipes._internal.executorch_programs import delegates_of, move_named_data, store_named_data
+from arm_recipes._internal.executorch_programs import arm_delegates_of, move_named_data, store_named_data
 from arm_recipes.runtime.ethosu_blocks import ALIGNMENT, BlockName, read_blocks, replace_blocks
 from arm_recipes.runtime.payload_parts import COMMANDS_PREFIX, WEIGHTS_PREFIX, content_key
 from arm_recipes.stages.edge.shared_weights import replace_payload
@@ -44,7 +44,7 @@ class ExternalizeBlocks:
     def __call__(self, manager: EdgeProgramManager) -> Sequence[Any]:
         """Move the blocks of every method."""
         for method in sorted(manager.methods):
-            for module in delegates_of(manager, method):
+            for module in arm_delegates_of(manager, method):
                 if module.backend_id == "EthosUBackend":
                     self._externalize(manager, module)
         return []

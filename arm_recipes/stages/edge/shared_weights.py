@@ -24,10 +24,10 @@ from arm_backend_core.backends.ethosu_commands import (
     is_u85,
     pack_command_stream,
 )
-from arm_recipes._internal.executorch_programs import delegates_of, set_payload, store_named_data
+from arm_recipes._internal.executorch_programs import arm_delegates_of, set_payload, store_named_data
 from arm_recipes._internal.messages import warn
 from arm_recipes.runtime.ethosu_blocks import BlockName, replace_blocks
-from arm_recipes.runtime.ethosu_payload import read_parts
+from arm_recipes.runtime.ethosu_payload import read_payload_content
 from arm_recipes.runtime.payload_parts import content_key, encode_parts
 from arm_recipes.runtime.tosa_flatbuffer import find_constant_spans
 
@@ -58,7 +58,7 @@ def share_weights(manager: EdgeProgramManager) -> Sequence[Any]:
     A program with one method keeps weights in its payload, which all firmware versions read.
     """
     if len(manager.methods) > 1:
-        modules = [module for method in sorted(manager.methods) for module in delegates_of(manager, method)]
+        modules = [module for method in sorted(manager.methods) for module in arm_delegates_of(manager, method)]
         _share_ethosu_weights(manager, [module for module in modules if module.backend_id == "EthosUBackend"])
         _share_tosa_constants(manager, [module for module in modules if module.backend_id == "TOSABackend"])
     return []
@@ -69,17 +69,17 @@ def _share_ethosu_weights(manager: EdgeProgramManager, modules: Sequence[Lowered
 
     if len(modules) < 2:
         return
-    parts = [read_parts(module.processed_bytes) for module in modules]
+    payload_contents = [read_payload_content(module.processed_bytes) for module in modules]
     streams = []
-    for part in parts:
+    for content in payload_contents:
         try:
-            streams.append(CommandStream(bytes(part.commands)))
-            _movable_ranges(streams[-1], len(part.weights))
+            streams.append(CommandStream(bytes(content.commands)))
+            _movable_ranges(streams[-1], len(content.weights))
         except UnsupportedStream as reason:
             warn(f"methods do not share weights: {reason}; each method stores its own")
             return
-    region, patched_streams = merge_constants(streams, [part.weights for part in parts])
-    if len(region) > _MAX_SHARED_FRACTION * sum(len(part.weights) for part in parts):
+    region, patched_streams = merge_constants(streams, [content.weights for content in payload_contents])
+    if len(region) > _MAX_SHARED_FRACTION * sum(len(content.weights) for content in payload_contents):
         return
     name = _store_shared(manager, region)
     for module, stream, patched in zip(modules, streams, patched_streams, strict=True):

@@ -9,7 +9,7 @@ import joblib
 import pytest
 
 from arm_recipes import ExportRecipe, Sweep, export, sweep
-from arm_recipes.explore.sweep.cortex_m_configurations import list_processors
+from arm_recipes.explore.sweep.cortex_m_configurations import list_cortex_m_configurations
 from arm_recipes.recipe_types import ArmRecipeType
 from tests.small_models import Small, images
 
@@ -72,7 +72,7 @@ def test_plot_of_a_processor_names_no_memory_mode_and_excludes_no_operators(resu
 
 
 def test_default_processor_is_that_of_the_recipe() -> None:
-    (configuration,) = list_processors(None, FIXED)
+    (configuration,) = list_cortex_m_configurations(None, FIXED)
     assert configuration.processor.cpu == "cortex-m55"
 
 
@@ -86,7 +86,7 @@ def test_default_processor_is_that_of_the_recipe() -> None:
 )
 def test_invalid_processors_are_errors(cpus: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        list_processors(cpus, FIXED)
+        list_cortex_m_configurations(cpus, FIXED)
 
 
 def test_cpus_need_the_cortex_m_recipe() -> None:
