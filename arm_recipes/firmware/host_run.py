@@ -1,6 +1,6 @@
 """Host run: execute a program on this machine as firmware does, in memory pools of given sizes.
 
-The executable is built from ``runtime/tools/pools.cpp``.
+The executable is built from ``runtime/tools/measure_pools.cpp``.
 """
 
 from __future__ import annotations

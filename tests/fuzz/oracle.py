@@ -336,7 +336,8 @@ def check(
 def _check_streams(compiled: CompiledProgram) -> None:
     """Check that every command stream computes the bits of its TOSA graph on the emulator.
 
-    The access checker also checks that the results depend neither on the order of operations nor on unwritten memory.
+    The access checker also checks that the results depend neither on the order of operations nor on uninitialized
+    memory.
     """
     by_checksum = {checksum_spec(payload).value: payload for payload in payloads(compiled.program)}
     for delegate_record in compiled.log.delegates:

@@ -24,7 +24,7 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 from arm_backend_core.workers.vela import installed_release
 from arm_recipes.runtime.errors import RunError
-from arm_recipes.runtime.ethosu_abi import HAZARD, UNWRITTEN
+from arm_recipes.runtime.ethosu_abi import HAZARD, UNINITIALIZED
 from arm_recipes.runtime.ethosu_payload import read_parts
 from arm_recipes.runtime.ethosu_stream import StreamError
 from arm_recipes.runtime.vela_program import VelaProgram
@@ -124,7 +124,7 @@ def test_too_large_blockdep_is_reported(accelerator: str, emulator: Emulator) ->
         "it: BLOCKDEP is too large",
         message,
     )
-    _run(emulator, payload, fatal_findings=UNWRITTEN)
+    _run(emulator, payload, fatal_findings=UNINITIALIZED)
     assert emulator.figures.hazards == 3
 
 
@@ -132,11 +132,11 @@ def test_findings_are_counted_and_do_not_change_results(emulator: Emulator) -> N
     payload = _payload("ethos-u55-128")
     right = _run(emulator, payload, fatal_findings=None)
     assert np.array_equal(_run(emulator, payload), right)
-    assert (emulator.figures.unwritten, emulator.figures.hazards) == (0, 0)
+    assert (emulator.figures.uninitialized, emulator.figures.hazards) == (0, 0)
     waits = [*_commands(payload, _DMA_WAIT), *_commands(payload, _KERNEL_WAIT)]
     for place in waits:
         payload = _replace_word(payload, place, _NOTHING)
-    assert np.array_equal(_run(emulator, payload, fatal_findings=UNWRITTEN), right)
+    assert np.array_equal(_run(emulator, payload, fatal_findings=UNINITIALIZED), right)
     assert emulator.figures.hazards == len(waits) == {(5, 1): 10, (5, 2): 14}[installed_release()]
 
 
@@ -146,11 +146,11 @@ def test_missing_input_is_reported(emulator: Emulator) -> None:
     message = _error_message(emulator, replace(payload, inputs=()))
     assert re.fullmatch(
         rf"NPU_OP_CONV at byte \d+: IFM contains byte {tensor.offset} of region 1, which has not been written, and \d+ "
-        "more unwritten bytes",
+        "more uninitialized bytes",
         message,
     )
     _run(emulator, replace(payload, inputs=()), fatal_findings=HAZARD)
-    assert emulator.figures.unwritten > 0
+    assert emulator.figures.uninitialized > 0
 
 
 def test_removed_dma_of_a_table_is_reported(emulator: Emulator) -> None:
@@ -159,7 +159,7 @@ def test_removed_dma_of_a_table_is_reported(emulator: Emulator) -> None:
     message = _error_message(emulator, _replace_word(payload, first, _NOTHING))
     assert re.fullmatch(
         r"NPU_OP_CONV at byte \d+: the table contains byte 0 of region 8 \(lookup tables\), which has not been "
-        "written, and 255 more unwritten bytes",
+        "written, and 255 more uninitialized bytes",
         message,
     )
 
@@ -168,7 +168,7 @@ def test_removed_operation_is_reported(emulator: Emulator) -> None:
     payload = _payload("ethos-u85-256")
     first, second, *_ = _commands(payload, _CONV)
     message = _error_message(emulator, _replace_word(payload, first, _NOTHING))
-    missing = "IFM contains byte 0 of region 1, which has not been written, and 191 more unwritten bytes"
+    missing = "IFM contains byte 0 of region 1, which has not been written, and 191 more uninitialized bytes"
     assert message == f"NPU_OP_CONV at byte {4 * second}: {missing}"
 
 
@@ -193,13 +193,13 @@ def test_missing_indices_and_results_of_gather_are_reported(emulator: Emulator) 
     for place in _commands(payload, _DMA_START):
         payload = _replace_word(payload, place, _NOTHING)
     with pytest.raises(
-        StreamError, match=r"NPU_OP_STOP at byte .*: an output contains byte .* and 63 more unwritten bytes"
+        StreamError, match=r"NPU_OP_STOP at byte .*: an output contains byte .* and 63 more uninitialized bytes"
     ):
         emulator.run(payload, inputs, [("int8", (1, 4, 16))])
 
 
 def test_dma_may_copy_unwritten_bytes_that_nothing_reads(emulator: Emulator) -> None:
-    """A DMA of 4 bytes copies 16. The other 12 may be unwritten, because no operation reads them."""
+    """A DMA of 4 bytes copies 16. The other 12 may be uninitialized, because no operation reads them."""
 
     def body(b: Builder, x: Value, y: Value) -> Value:
         return b.rescale(b.matmul(x, y), DType.INT8, 0.25)

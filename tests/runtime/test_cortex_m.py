@@ -1,4 +1,4 @@
-"""The Cortex-M backend: cross-compiled for a Cortex-M55, and executed on this machine with a driver double."""
+"""The Cortex-M backend: cross-compiled for a Cortex-M55, and executed on this machine with a fake driver."""
 
 from __future__ import annotations
 

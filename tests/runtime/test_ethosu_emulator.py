@@ -104,7 +104,7 @@ def _results_match(
         return False
     try:
         results = emulator.run(read_payload(payload.data), inputs, shapes)
-    except StreamError:  # for example, it writes outside its region or reads unwritten bytes
+    except StreamError:  # for example, it writes outside its region or reads uninitialized bytes
         return False
     return all(np.array_equal(ours, theirs) for ours, theirs in zip(results, expected, strict=True))
 
