@@ -66,7 +66,7 @@ class OperationReader {
     map->height1 = static_cast<int32_t>(r_.parameter(from.width0 + 2)) + 1;
     map->region = static_cast<uint8_t>(r_.parameter(from.region) & 7);
     map->is_signed = r_.bits(from.precision, 0, 1) != 0;
-    map->bytes = static_cast<uint8_t>(1u << r_.bits(from.precision, from.bytes_at, 2));
+    map->element_size = static_cast<uint8_t>(1u << r_.bits(from.precision, from.bytes_at, 2));
     map->bricks = r_.bits(from.precision, 6, 2) == 1;
     map->zero_point =
         map->is_signed ? r_.signed16(from.zero_point) : static_cast<int32_t>(r_.parameter(from.zero_point));

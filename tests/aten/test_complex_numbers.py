@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.graphs import assert_valid
 from tests.ops import runner
 from tests.ops.runner import Case, Input
 from tests.sqnr import sqnr
+from tests.tosa_graphs import assert_valid
 
 
 def _complex(x: Tensor) -> Tensor:

@@ -21,8 +21,8 @@ from arm_backend_core.nodes import is_quantize
 from arm_backend_core.quantization import TOSAQuantizer, get_symmetric_quantization_config
 from arm_backend_core.quantization.ptq import ObservedProgram
 from arm_recipes import ArmRecipeType, export
-from tests.graphs import assert_valid
 from tests.ops import runner
+from tests.tosa_graphs import assert_valid
 from tests.verify_only import select_third
 
 

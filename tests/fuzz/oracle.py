@@ -67,10 +67,10 @@ from arm_recipes.recipe.options import resolve_algorithms
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.ethosu import EthosUDelegate
 from tests.cortex_m.lowering import Lowered
-from tests.graphs import validate_by_tosa_opt
 from tests.models import quantized_reference
 from tests.ops.runner import export, flat
 from tests.runtime.ethosu_emulator import payloads, random_inputs
+from tests.tosa_graphs import validate_by_tosa_opt
 
 #: Relative error of a perturbed operator, by the element type of its result.
 _RELATIVE_ERROR = {torch.float64: 2.0**-20, torch.float32: 2.0**-20, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from arm_recipes import ArmRecipeType
 from tests.models import zoo
-from tests.models.exported import Exported
+from tests.models.exported_models import Exported
 
 R = ArmRecipeType
 RECIPES = (

@@ -21,7 +21,7 @@ from pathlib import Path
 from arm_backend_core.workers import vela
 from arm_recipes import ArmRecipeType
 from tests.models import zoo
-from tests.models.exported import Exported, precision
+from tests.models.exported_models import Exported, precision
 
 FILE = Path(__file__).with_name("expectations.json")
 RELATIVE = 0.01

@@ -8,7 +8,7 @@ from executorch.export import ExportRecipe
 
 from arm_recipes import ArmRecipeType, export
 from tests.models import expectations, zoo
-from tests.models.exported import CALIBRATION_SAMPLES
+from tests.models.exported_models import CALIBRATION_SAMPLES
 from tests.sqnr import sqnr
 
 #: ``TOSA_INT8`` has int16 outputs and attention; measured differences are 0.4 dB (ds_cnn) to 2.3 dB (tiny_vit).

@@ -13,11 +13,11 @@ from torch import Tensor
 from arm_backend_core.delegate import delegate
 from arm_backend_core.targets.compile_spec import TosaCompileSpec
 from arm_recipes import ArmRecipeType, load
-from tests.graphs import assert_valid
 from tests.models import expectations, quantized_reference, zoo
-from tests.models.exported import Exported, precision, tosa_spec
+from tests.models.exported_models import Exported, precision, tosa_spec
 from tests.models.quantized_reference import Difference
 from tests.sqnr import sqnr
+from tests.tosa_graphs import assert_valid
 
 R = ArmRecipeType
 INT8 = [recipe for recipe in expectations.RECORDED_RECIPES if precision(recipe) == "INT8"]

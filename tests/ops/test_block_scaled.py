@@ -17,9 +17,9 @@ from arm_backend_core.targets.target import Target
 from arm_recipes import ArmRecipeType, ExportRecipe, export, load
 from arm_recipes.recipe import options
 from arm_recipes.stages.block_scaled import MXConfig, MXConv2d, MXLinear, can_block_scale
-from tests.graphs import validate_by_tosa_opt
 from tests.ops.runner import Calls
 from tests.runtime.ethosu_emulator import payloads
+from tests.tosa_graphs import validate_by_tosa_opt
 
 SPEC = "TOSA-1.1+FP+mxfp"
 #: A model and the shape of its input.

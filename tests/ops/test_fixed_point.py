@@ -22,7 +22,7 @@ from arm_backend_core.tosa.graph import Value
 from arm_backend_core.tosa.passes.pipeline import run as optimise
 from arm_backend_core.tosa.serialize import serialize
 from arm_backend_core.workers import vela
-from tests.graphs import assert_valid, build_flatbuffer, build_graph, estimate_npu_cycles, make_target
+from tests.tosa_graphs import assert_valid, build_flatbuffer, build_graph, estimate_npu_cycles, make_target
 from tests.verify_only import select_third
 
 Array = np.ndarray[Any, Any]

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from arm_backend_core import TosaCompileSpec, compilation_log
 from arm_backend_core.delegate import delegate
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
-from tests.graphs import assert_valid
 from tests.ops import runner
 from tests.ops.cases import CASES
 from tests.ops.runner import Case, Lowered
 from tests.runtime.ethosu_emulator import Emulator, delegates_with_payloads
+from tests.tosa_graphs import assert_valid
 from tests.verify_only import is_thorough
 
 #: NPUs whose refusals rows list (``Case.refused``), and their names there.

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.graphs import assert_valid
 from tests.ops import runner
 from tests.ops.runner import Case
+from tests.tosa_graphs import assert_valid
 
 INF, NAN = float("inf"), float("nan")
 EDGES = torch.tensor([INF, -INF, NAN, 0.0, -0.0, 1.0, -1.5])

@@ -29,11 +29,11 @@ from arm_recipes.runtime.ethosu_payload import read_parts
 from arm_recipes.runtime.ethosu_stream import StreamError
 from arm_recipes.runtime.vela_program import VelaProgram
 from tests.accelerators import ACCELERATORS
-from tests.graphs import Body, build_flatbuffer
 from tests.runtime.ethosu_emulator import Emulator, Payload, read_payload
-from tests.runtime.tflite_models import depthwise
+from tests.runtime.tflite_writer import depthwise
 from tests.runtime.vela_bugs import STARTS_TOO_EARLY, Reproducer
 from tests.tflite.vela import compile_tflite
+from tests.tosa_graphs import Body, build_flatbuffer
 
 _CONV, _DMA_START, _DMA_WAIT, _KERNEL_WAIT, _NOTHING, _BLOCKDEP = 2, 16, 17, 18, 19, 0x12F
 _WORD_FOLLOWS = 0x4000

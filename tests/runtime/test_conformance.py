@@ -15,12 +15,12 @@ from arm_backend_core.tosa.graph import Value
 from arm_backend_core.tosa.serialize import serialize
 from arm_recipes import ArmRecipeType, ExportRecipe, export
 from tests.accelerators import ACCELERATORS
-from tests.graphs import Body, build_graph, make_target
 from tests.runtime.ethosu_emulator import Emulator
 from tests.tosa.conformance import npu
 from tests.tosa.conformance.campaign import find_example, find_explanation, run_test, sample_tests
 from tests.tosa.conformance.disagreements import KNOWN_DISAGREEMENTS, KnownDisagreement
 from tests.tosa.conformance.generation import CONTROL_FLOW, Entry, entries
+from tests.tosa_graphs import Body, build_graph, make_target
 
 #: Integer operator -> its first configuration entry.
 _INTEGER: dict[str, Entry] = {}

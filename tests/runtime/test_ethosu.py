@@ -24,9 +24,9 @@ from arm_recipes.runtime.ethosu import EthosUDelegate
 from arm_recipes.runtime.ethosu_payload import FAST_SCRATCH, WEIGHTS, EthosUPayload, read_parts
 from arm_recipes.runtime.program import Program
 from tests.backends.tosa_programs import conv2d
-from tests.graphs import build_flatbuffer
 from tests.runtime.host_programs import Counting, CpuBetween, export_small, export_striped, remove_checksums
 from tests.small_models import Small, images, vectors
+from tests.tosa_graphs import build_flatbuffer
 from tests.verify_only import select_third
 
 #: The tests run in one xdist worker, so that they share exported programs.

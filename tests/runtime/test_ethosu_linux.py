@@ -10,7 +10,7 @@ import torch
 from executorch.export import ExportRecipe
 
 from arm_recipes import ArmRecipeType, export
-from tests.runtime.building import RUNTIME, executorch_directory, require, run
+from tests.runtime.cpp_build import RUNTIME, executorch_directory, require, run
 
 pytestmark = pytest.mark.xdist_group("ethosu_linux")  # one build
 

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from arm_recipes.runtime.ethosu_stream import StreamError
-from tests.runtime.ethosu_emulator import Emulator
-from tests.runtime.npu_streams import (
+from tests.runtime.command_stream_builder import (
     ADD,
     AVERAGE,
     LRELU,
@@ -29,6 +28,7 @@ from tests.runtime.npu_streams import (
     execute,
     pool,
 )
+from tests.runtime.ethosu_emulator import Emulator
 
 OLDER = ("ethos-u55-128", "ethos-u65-256")
 U55, U85 = "ethos-u55-128", "ethos-u85-256"

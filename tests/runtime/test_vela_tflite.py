@@ -27,10 +27,10 @@ from arm_recipes.runtime.pte import ProgramError
 from arm_recipes.runtime.tensor_info import TensorInfo
 from arm_recipes.runtime.vela_tflite import read_vela_tflite
 from tests.accelerators import ACCELERATORS
-from tests.graphs import build_flatbuffer
+from tests.runtime.command_stream_builder import Commands
+from tests.runtime.copy_programs import make_copy_program
 from tests.runtime.ethosu_emulator import Payload, read_payload
-from tests.runtime.npu_streams import Commands
-from tests.runtime.tflite_models import (
+from tests.runtime.tflite_writer import (
     ETHOS_U_OPTIONS,
     TfliteOperator,
     TfliteTensor,
@@ -39,8 +39,8 @@ from tests.runtime.tflite_models import (
     tflite_model,
     wrap_command_stream,
 )
-from tests.runtime.vela_programs import make_copy_program
 from tests.tflite.vela import compile_tflite
+from tests.tosa_graphs import build_flatbuffer
 
 _SHAPES = ((1, 5, 6, 2), (1, 5, 6, 3))
 

@@ -20,7 +20,7 @@ from torch import nn
 from arm_backend_core.backends.payload import CHECKSUM_KEY
 from arm_backend_core.tosa import reference_model
 from arm_recipes import ArmRecipeType, export
-from tests.runtime.building import ROOT, RUNTIME, executorch_directory, require, run
+from tests.runtime.cpp_build import ROOT, RUNTIME, executorch_directory, require, run
 
 pytestmark = pytest.mark.xdist_group("vgf_backend")  # they share a build
 

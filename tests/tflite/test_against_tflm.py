@@ -14,11 +14,11 @@ from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.pte import ProgramError
 from arm_recipes.runtime.vela_program import VelaProgram
 from tests.accelerators import ACCELERATORS, VERIFY_ACCELERATORS
-from tests.tflite import micro
+from tests.tflite import tflm
 from tests.tflite.conftest import COUNTS
 from tests.tflite.deviations import DEVIATIONS, DIFFERS, FAILS, ON_CPU, STARTS_EARLY, Deviation, deviations
-from tests.tflite.models import DTYPES, NETWORKS, OPERATORS, draw_inputs, draw_network
 from tests.tflite.network import Array, Network
+from tests.tflite.random_networks import DTYPES, NETWORKS, OPERATORS, draw_inputs, draw_network
 from tests.tflite.vela import CORES, VelaRefusal, compile_tflite
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="TFLM has a Python package for x86-64 only")
@@ -63,7 +63,7 @@ def _run(net: Network, accelerator: str, core: str, inputs: int) -> _Outcome:
         return _Outcome(frozenset({"refused"}), message=str(error))
     values = different = largest = 0
     samples = [draw_inputs(net, seed) for seed in range(inputs)]
-    for sample, expected in zip(samples, micro.run(flatbuffer, samples, len(net.outputs)), strict=True):
+    for sample, expected in zip(samples, tflm.run(flatbuffer, samples, len(net.outputs)), strict=True):
         for ours, theirs in zip(program.run_arrays(sample), expected, strict=True):
             assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
             distance = np.abs(ours.astype(np.int64) - theirs)
@@ -140,7 +140,7 @@ def test_lstm_states_are_reset_to_their_zero_point() -> None:
     net = draw_network("lstm", "int8", 9)
     assert any(tensor.is_variable and tensor.quantization.zero_point for tensor in net.tensors)
     (sample,) = samples = [draw_inputs(net, 0)]
-    ((expected,),) = micro.run(net.serialize(), samples, 1)
+    ((expected,),) = tflm.run(net.serialize(), samples, 1)
     program = VelaProgram(compile_tflite(net.serialize(), "ethos-u85-256"))
     first, second = (program.run_arrays(sample)[0] for _ in range(2))
     assert np.array_equal(first, expected)

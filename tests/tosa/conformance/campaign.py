@@ -13,9 +13,9 @@ from typing import Any
 from tests.accelerators import ACCELERATORS
 from tests.runtime.ethosu_emulator import Emulator
 from tests.tosa.conformance import npu
+from tests.tosa.conformance.checks import Finding, Verdict, check_test
 from tests.tosa.conformance.disagreements import KNOWN_DISAGREEMENTS, KnownDisagreement
 from tests.tosa.conformance.generation import CONTROL_FLOW, Entry, SelectedTest, batch_arguments, entries, list_tests
-from tests.tosa.conformance.judge import Finding, Verdict, check_test
 from tests.tosa.conformance.npu import NpuVerdict
 
 

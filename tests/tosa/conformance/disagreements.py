@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tests.tosa.conformance.campaign import Outcome
-    from tests.tosa.conformance.judge import Finding
+    from tests.tosa.conformance.checks import Finding
 
 
 @dataclass(frozen=True)

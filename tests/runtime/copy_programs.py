@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from arm_recipes.runtime.ethosu_payload import SCRATCH, EthosUTensor
+from tests.runtime.command_stream_builder import Commands
 from tests.runtime.ethosu_emulator import Payload
-from tests.runtime.npu_streams import Commands
 
 
 def make_copy_program(npu: str, *, region: int, waits: bool = True) -> Payload:

@@ -30,7 +30,7 @@ from arm_backend_core.tosa.operators.windows import window_axes
 from arm_backend_core.tosa.serialize import serialize
 from arm_recipes.runtime.errors import PayloadError
 from arm_recipes.runtime.tosa_deserialize import deserialize
-from tests.tosa.conformance import model
+from tests.tosa.conformance import reference_model
 from tests.tosa.conformance.generation import VERSIONS, Entry, GeneratedTest
 
 Array = np.ndarray[Any, Any]
@@ -166,13 +166,14 @@ def _check_accepted(entry: Entry, test: GeneratedTest, graph: Graph) -> Iterator
 
 def _check_executed(test: GeneratedTest, graph: Graph, reserialized: bytes) -> tuple[list[Finding], bool]:
     try:
-        expected = model.run(test.flatbuffer, graph, test.inputs)
+        expected = reference_model.run(test.flatbuffer, graph, test.inputs)
     except ArmBackendError as error:
         return [Finding("reference", str(error))], False
-    results = model.run(reserialized, deserialize(reserialized), test.inputs)
+    results = reference_model.run(reserialized, deserialize(reserialized), test.inputs)
     types = [value.dtype for value in graph.outputs]
     ours, theirs = (
-        [model.to_constant_array(x, t) for x, t in zip(side, types, strict=True)] for side in (results, expected)
+        [reference_model.to_constant_array(x, t) for x, t in zip(side, types, strict=True)]
+        for side in (results, expected)
     )
     if not _equal(ours, theirs):
         return [Finding("round trip", "the result is another one")], False
@@ -199,7 +200,9 @@ def evaluate_by_record(graph: Graph, inputs: Sequence[Array]) -> Array | None:
         return None
     (op,) = graph.ops
     arrays_by_input = dict(zip(graph.inputs, inputs, strict=True))
-    arrays = [model.to_constant_array(arrays_by_input[x], x.dtype) if x.data is None else x.data for x in op.inputs]
+    arrays = [
+        reference_model.to_constant_array(arrays_by_input[x], x.dtype) if x.data is None else x.data for x in op.inputs
+    ]
     return evaluate(op, arrays)
 
 
