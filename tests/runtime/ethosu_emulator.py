@@ -15,7 +15,7 @@ from arm_backend_core.tosa import reference_model
 from arm_recipes.runtime.ethosu_abi import ALL_FINDINGS, ExecutionStatistics, load_emulator
 from arm_recipes.runtime.ethosu_payload import EthosUTensor, read_parts
 from arm_recipes.runtime.ethosu_stream import Stream
-from tests.ops.runner import Lowered
+from tests.ops.runner import DelegatedProgram
 
 Array = np.ndarray[Any, Any]
 #: Bytes of fast scratch for every program, because payloads do not contain the required size.
@@ -99,7 +99,7 @@ class Emulator:
         return all(np.array_equal(ours, theirs) for ours, theirs in zip(results, expected, strict=True))
 
 
-def delegates_with_payloads(lowered: Lowered) -> list[tuple[compilation_log.Delegate, bytes]]:
+def delegates_with_payloads(lowered: DelegatedProgram) -> list[tuple[compilation_log.Delegate, bytes]]:
     """List the delegates of a lowered program, each with its payload."""
     by_checksum = {zlib.crc32(payload).to_bytes(4, "little"): payload for payload in payloads(lowered.program)}
     return [(delegate, by_checksum[delegate.checksum]) for delegate in lowered.log.delegates]

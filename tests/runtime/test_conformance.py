@@ -79,12 +79,10 @@ def test_padded_average_pool_of_several_images_is_correct_or_refused(kernel: int
     assert torch.equal(result.run(x), result.run(x, backend="tosa"))
 
 
-_NPU_DISAGREEMENTS = [expected for expected in KNOWN_DISAGREEMENTS if expected.question in ("Vela", "emulator")]
+_NPU_DISAGREEMENTS = [expected for expected in KNOWN_DISAGREEMENTS if expected.check in ("Vela", "emulator")]
 
 
-@pytest.mark.parametrize(
-    "expected", _NPU_DISAGREEMENTS, ids=lambda expected: f"{expected.kinds[0]}-{expected.question}"
-)
+@pytest.mark.parametrize("expected", _NPU_DISAGREEMENTS, ids=lambda expected: f"{expected.kinds[0]}-{expected.check}")
 def test_known_disagreement_still_occurs(expected: KnownDisagreement, emulator: Emulator) -> None:
     """Remove a disagreement that no longer occurs from ``KNOWN_DISAGREEMENTS``."""
     outcome = run_test(*find_example(expected), emulator)

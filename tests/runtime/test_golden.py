@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.golden import main
-from tests.runtime.command_stream_builder import Commands
+from tests.runtime.command_stream_builder import CommandStreamBuilder
 from tests.runtime.copy_programs import make_copy_program
 from tests.runtime.ethosu_emulator import Payload
 from tests.runtime.tflite_writer import TfliteOperator, TfliteTensor, wrap_command_stream
@@ -52,7 +52,7 @@ def test_different_and_refused_programs(tmp_path: Path, capsys: pytest.CaptureFi
     _write(
         tmp_path,
         "g.npz",
-        wrap_command_stream(Payload(Commands("ethos-u65-256").stream, bytes(16), 16, (), ()), [], []),
+        wrap_command_stream(Payload(CommandStreamBuilder("ethos-u65-256").stream, bytes(16), 16, (), ()), [], []),
         X,
         X,
     )

@@ -16,7 +16,7 @@ from arm_recipes.runtime.vela_program import VelaProgram
 from tests.accelerators import ACCELERATORS, VERIFY_ACCELERATORS
 from tests.tflite import tflm
 from tests.tflite.conftest import COUNTS
-from tests.tflite.deviations import DEVIATIONS, DIFFERS, FAILS, ON_CPU, STARTS_EARLY, Deviation, deviations
+from tests.tflite.deviations import DEVIATIONS, DIFFERS, FAILS, ON_CPU, STARTS_EARLY, Deviation, list_deviations
 from tests.tflite.network import Array, Network
 from tests.tflite.random_networks import DTYPES, NETWORKS, OPERATORS, draw_inputs, draw_network
 from tests.tflite.vela import CORES, VelaRefusal, compile_tflite
@@ -32,7 +32,8 @@ class _Outcome:
     """Outcome of the comparison of a network.
 
     Attributes:
-        effects: effects as in ``deviations``, or an error that no deviation explains; empty if all values equal TFLM's.
+        effects: effects as in ``deviations.py``, or an error that no deviation explains; empty if all values equal
+            TFLM's.
         largest: the largest difference.
     """
 
@@ -107,7 +108,7 @@ def test_emulator_agrees_with_tflm(
         net = draw_network(name, dtype, number)
         for accelerator, core in _targets(verify):
             outcome = _run(net, accelerator, core, inputs)
-            known = deviations(net, core)
+            known = list_deviations(net, core)
             if not _is_explained(outcome, known):
                 unexplained.append(f"{name} {dtype} {number}, {accelerator}, {core}: {outcome}")
             counts.setdefault(f"{name}, {dtype}, {core}", Counter()).update(
@@ -130,7 +131,7 @@ def test_known_deviation_still_occurs(deviation: Deviation) -> None:
     """Fails if a release of Vela fixes the deviation: then set ``fixed_in``."""
     net = draw_network(*deviation.example)
     for core in deviation.cores:
-        assert (deviation in deviations(net, core)) != deviation.is_fixed()
+        assert (deviation in list_deviations(net, core)) != deviation.is_fixed()
         effects = _run(net, "ethos-u55-128", core, inputs=2).effects
         assert (deviation.effect in effects) != deviation.is_fixed(), core
 
