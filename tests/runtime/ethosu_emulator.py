@@ -50,7 +50,7 @@ class Emulator:
 
     def __init__(self) -> None:
         self._library = load_emulator()
-        self.figures = ExecutionStatistics()
+        self.statistics = ExecutionStatistics()
 
     def run(
         self,
@@ -60,7 +60,7 @@ class Emulator:
         *,
         fatal_findings: int | None = ALL_FINDINGS,
     ) -> list[Array]:
-        """Execute a program once with access checks, and store the figures of this execution in ``figures``.
+        """Execute a program once with access checks, and store the statistics of this execution in ``statistics``.
 
         Args:
             payload: the program.
@@ -84,7 +84,7 @@ class Emulator:
                 stream.enable_access_checks(fatal_findings)
             written = stream.run(input_bytes)
         finally:
-            self.figures = stream.statistics()
+            self.statistics = stream.statistics()
             stream.close()
         return [
             np.frombuffer(data.tobytes(), result.dtype).reshape(result.shape)

@@ -125,19 +125,19 @@ def test_too_large_blockdep_is_reported(accelerator: str, emulator: Emulator) ->
         message,
     )
     _run(emulator, payload, fatal_findings=UNINITIALIZED)
-    assert emulator.figures.hazards == 3
+    assert emulator.statistics.hazards == 3
 
 
 def test_findings_are_counted_and_do_not_change_results(emulator: Emulator) -> None:
     payload = _payload("ethos-u55-128")
     right = _run(emulator, payload, fatal_findings=None)
     assert np.array_equal(_run(emulator, payload), right)
-    assert (emulator.figures.uninitialized, emulator.figures.hazards) == (0, 0)
+    assert (emulator.statistics.uninitialized, emulator.statistics.hazards) == (0, 0)
     waits = [*_commands(payload, _DMA_WAIT), *_commands(payload, _KERNEL_WAIT)]
     for place in waits:
         payload = _replace_word(payload, place, _NOTHING)
     assert np.array_equal(_run(emulator, payload, fatal_findings=UNINITIALIZED), right)
-    assert emulator.figures.hazards == len(waits) == {(5, 1): 10, (5, 2): 14}[installed_release()]
+    assert emulator.statistics.hazards == len(waits) == {(5, 1): 10, (5, 2): 14}[installed_release()]
 
 
 def test_missing_input_is_reported(emulator: Emulator) -> None:
@@ -150,7 +150,7 @@ def test_missing_input_is_reported(emulator: Emulator) -> None:
         message,
     )
     _run(emulator, replace(payload, inputs=()), fatal_findings=HAZARD)
-    assert emulator.figures.uninitialized > 0
+    assert emulator.statistics.uninitialized > 0
 
 
 def test_removed_dma_of_a_table_is_reported(emulator: Emulator) -> None:
@@ -220,17 +220,17 @@ def test_statistics_agree_with_velas_report(accelerator: str, emulator: Emulator
     payload, vela = _payload(accelerator), _compiled(accelerator).vela
     assert vela is not None
     _run(emulator, payload)
-    figures = emulator.figures
-    assert figures.commands == len(list(_commands(payload)))
-    weights, *rest = figures.peak
-    assert weights == len(payload.weights) == figures.touched[0]
+    statistics = emulator.statistics
+    assert statistics.commands == len(list(_commands(payload)))
+    weights, *rest = statistics.peak
+    assert weights == len(payload.weights) == statistics.touched[0]
     peaks = {memory.name: memory.peak_bytes for memory in vela.memories}
     if accelerator == "ethos-u55-128":
         assert (weights, max(rest)) == (peaks["OffChipFlash"], peaks["Sram"])
-        assert figures.macs == vela.macs == 12 * 12 * 9 * 32 * (16 + 3 * 32)
-    assert all(peak >= touched for peak, touched in zip(figures.peak, figures.touched, strict=True))
+        assert statistics.macs == vela.macs == 12 * 12 * 9 * 32 * (16 + 3 * 32)
+    assert all(peak >= touched for peak, touched in zip(statistics.peak, statistics.touched, strict=True))
     # Each of the four convolutions writes 32 channels.
-    assert sum(figures.bytes_written) >= 4 * 12 * 12 * 32
+    assert sum(statistics.bytes_written) >= 4 * 12 * 12 * 32
 
 
 @pytest.mark.parametrize("accelerator", ACCELERATORS)
