@@ -32,7 +32,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.rows import Row, add_row, printed_row, rows_by
+from benchmarks.rows import Row, add_row, index_rows, parse_printed_row
 
 LOW_SQNR_MODELS = [
     "torchvision/maxvit_t",
@@ -72,7 +72,7 @@ LOW_SQNR_MODELS = [
 ]
 """Models of ``coverage.md`` with a low SQNR, and some models of other families."""
 
-HELD_OUT = 4
+TEST_SAMPLES = 4
 FIELDS = ("model", "variant")
 
 
@@ -96,9 +96,9 @@ def main() -> None:
         print(json.dumps(measure(*given.row)))
         return
     if given.table:
-        given.table.write_text(format_table(rows_by(FIELDS, given.out).values()))
+        given.table.write_text(format_table(index_rows(FIELDS, given.out).values()))
         return
-    known = rows_by(FIELDS, given.out)
+    known = index_rows(FIELDS, given.out)
     for name in _names(given.models):
         for variant in given.variants:
             if (name, variant) in known:
@@ -119,7 +119,7 @@ def _measure_in_process(name: str, variant: str) -> Row:
     command = [sys.executable, __file__, "--out", os.devnull, "--row", name, variant]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     silent = f"the process ended with code {done.returncode} and printed no error"
-    return printed_row(done.stdout) or {"error": (done.stderr.strip().splitlines() or [silent])[-1][:300]}
+    return parse_printed_row(done.stdout) or {"error": (done.stderr.strip().splitlines() or [silent])[-1][:300]}
 
 
 # --- one row
@@ -133,12 +133,12 @@ def measure(name: str, variant: str) -> Row:
     from benchmarks.coverage import _flat, sqnr
 
     torch.set_num_threads(1)
-    model, samples, held_out = _build(name)
+    model, samples, test_samples = _build(name)
     with torch.no_grad():
-        expected = [_flat(model(*sample)) for sample in held_out]
+        expected = [_flat(model(*sample)) for sample in test_samples]
         quantize = _quantize_with_peer if variant == "peer" else _quantize_with_ours
         run, seconds = quantize(model, samples, {} if variant in ("peer", "default") else _arguments(variant))
-        found = [_flat(run(*sample)) for sample in held_out]
+        found = [_flat(run(*sample)) for sample in test_samples]
     joined = [[torch.stack(values) for values in zip(*rows, strict=True)] for rows in (expected, found)]
     return {"sqnr": sqnr(*joined), "seconds": round(seconds, 2)}
 
@@ -148,12 +148,12 @@ def _build(name: str) -> tuple[Any, list[Any], list[Any]]:
     from tests.models import zoo
 
     if name in zoo.NAMES:
-        entry = zoo.build(name, 4 + HELD_OUT)
+        entry = zoo.build(name, 4 + TEST_SAMPLES)
         return entry.model, entry.samples[:4], entry.samples[4:]
     from benchmarks import coverage_models
 
     count = coverage_models.CALIBRATION
-    model, samples = coverage_models.build(name, count + HELD_OUT)
+    model, samples = coverage_models.build(name, count + TEST_SAMPLES)
     return model, samples[:count], samples[count:]
 
 

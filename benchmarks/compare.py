@@ -30,13 +30,13 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.rows import Row, add_row, printed_row, read_rows
+from benchmarks.rows import Row, add_row, parse_printed_row, read_rows
 
 RECIPES = ("TOSA_FP", "TOSA_INT8", "TOSA_A16W8", "ETHOSU_U55_INT8", "ETHOSU_U85_INT8", "VGF_FP", "VGF_INT8")
 DEFAULT_RECIPES = RECIPES[:5]
 BACKENDS = ("peer", "ours")
 CALIBRATION = 4  # samples that both calibrate with
-HELD_OUT = 4  # further samples, on which the results are compared with floating point
+TEST_SAMPLES = 4  # further samples, on which the results are compared with floating point
 #: Key of the seconds that the measurement itself takes.
 INSTRUMENTATION = "instrumentation"
 LOWERING = ("TORCH_EXPORT", "TO_EDGE_TRANSFORM_AND_LOWER")
@@ -65,16 +65,16 @@ def measure(model: str, recipe: str, backend: str) -> Row:
 
     from tests.models import zoo
 
-    entry = zoo.build(model, CALIBRATION + HELD_OUT)
-    calibration, held_out = entry.samples[:CALIBRATION], entry.samples[CALIBRATION:]
+    entry = zoo.build(model, CALIBRATION + TEST_SAMPLES)
+    calibration, test_samples = entry.samples[:CALIBRATION], entry.samples[CALIBRATION:]
     with torch.no_grad():
-        expected = [first_output(entry.model(*sample)) for sample in held_out]
+        expected = [first_output(entry.model(*sample)) for sample in test_samples]
 
     export = _export_with_peer if backend == "peer" else _export_with_ours
     figures, run = export(entry.model, calibration, recipe)
     row.update(figures)
     if not recipe.startswith("VGF"):
-        row.update(compute_accuracy(expected, [first_output(run(*sample)) for sample in held_out]))
+        row.update(compute_accuracy(expected, [first_output(run(*sample)) for sample in test_samples]))
     return row
 
 
@@ -320,7 +320,7 @@ def collect(model: str, recipe: str, backend: str, clock: str, timeout: float) -
     except subprocess.TimeoutExpired:
         return {**failed, "error": f"took more than {timeout:g} s"}
     error = f"exit status {done.returncode}: {done.stderr.strip()[-400:]}"
-    return printed_row(done.stdout) or {**failed, "error": error}
+    return parse_printed_row(done.stdout) or {**failed, "error": error}
 
 
 def medians(rows: Iterable[Row]) -> dict[tuple[str, str, str], Row]:

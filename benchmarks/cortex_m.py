@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT))
 
 from arm_recipes.recipe.options import ALGORITHMS  # noqa: E402
 from benchmarks.compare import compute_accuracy, first_output, processor_seconds  # noqa: E402
-from benchmarks.rows import Row, add_row, printed_row, rows_by  # noqa: E402
+from benchmarks.rows import Row, add_row, index_rows, parse_printed_row  # noqa: E402
 from tests.models import tiny, zoo  # noqa: E402
 
 MODELS = (*zoo.NAMES, *tiny.NAMES)
@@ -40,9 +40,9 @@ MODELS = (*zoo.NAMES, *tiny.NAMES)
 #: passes that writes layout changes as operators.
 FLOWS = ("peer", "peer, explicit layout", "ours")
 CALIBRATION = 4  # samples that both calibrate with
-HELD_OUT = 4  # further samples, on which the results are compared with floating point
-PROCESSOR_HELD_OUT = 32  # the same for the table of processors, where differences below 1 dB matter
-CASTS = ("cortex_m::quantize_per_tensor", "cortex_m::dequantize_per_tensor")
+TEST_SAMPLES = 4  # further samples, on which the results are compared with floating point
+PROCESSOR_TEST_SAMPLES = 32  # the same for the table of processors, where differences below 1 dB matter
+QUANTIZE_KERNELS = ("cortex_m::quantize_per_tensor", "cortex_m::dequantize_per_tensor")
 #: Operators that change the order of elements in memory.
 LAYOUT_CHANGES = (
     "cortex_m::transpose",
@@ -72,15 +72,15 @@ def measure(model: str, flow: str) -> Row:
 
     torch.set_num_threads(1)
     entry = _build(model)
-    calibration, held_out = entry.samples[:CALIBRATION], entry.samples[CALIBRATION:]
+    calibration, test_samples = entry.samples[:CALIBRATION], entry.samples[CALIBRATION:]
     with torch.no_grad():
-        expected = [first_output(entry.model(*sample)) for sample in held_out]
+        expected = [first_output(entry.model(*sample)) for sample in test_samples]
     export = prepare_ours() if flow == "ours" else prepare_peer(use_explicit_layout=flow != "peer")
     started = time.perf_counter()
     program, convert = export(entry.model, calibration)
-    row: Row = {"seconds": time.perf_counter() - started, "pte_bytes": len(program), **describe_program(program)}
+    row: Row = {"seconds": time.perf_counter() - started, "pte_bytes": len(program), **count_operators(program)}
     try:
-        row |= compute_accuracy(expected, _run(program, [convert(sample) for sample in held_out]))
+        row |= compute_accuracy(expected, _run(program, [convert(sample) for sample in test_samples]))
     except Exception as error:  # an export whose program does not run is a result too
         row["run_error"] = _describe(error)
         traceback.print_exc()
@@ -90,27 +90,27 @@ def measure(model: str, flow: str) -> Row:
 def measure_processors(model: str) -> Iterator[Row]:
     """Export one model for each processor and for TOSA_INT8, and yield a row for each processor.
 
-    A program of the same bytes as the one before has the same SQNR.
+    A program with the same bytes as an earlier one is not run again: it has the same SQNR.
     """
     import torch
 
     from arm_recipes import ArmRecipeType, ExportRecipe, export
 
-    entry = _build(model, PROCESSOR_HELD_OUT)
-    calibration, held_out = entry.samples[:CALIBRATION], entry.samples[CALIBRATION:]
+    entry = _build(model, PROCESSOR_TEST_SAMPLES)
+    calibration, test_samples = entry.samples[:CALIBRATION], entry.samples[CALIBRATION:]
     with torch.no_grad():
-        expected = [first_output(entry.model(*sample)) for sample in held_out]
+        expected = [first_output(entry.model(*sample)) for sample in test_samples]
     references = {}
     for key, algorithms in (("tosa_sqnr_db", True), ("tosa_int8_outputs_sqnr_db", ALGORITHMS_WITH_INT8_OUTPUTS)):
         tosa = export(entry.model, ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, algorithms=algorithms), calibration)
-        references[key] = compute_accuracy(expected, [first_output(tosa.run(*s)) for s in held_out])["sqnr_db"]
+        references[key] = compute_accuracy(expected, [first_output(tosa.run(*s)) for s in test_samples])["sqnr_db"]
     programs: dict[bytes, float] = {}
     for cpu in PROCESSORS:
         recipe = ExportRecipe.get_recipe(ArmRecipeType.CORTEX_M_INT8, cpu=cpu)
         result = export(entry.model, recipe, calibration)
         program = result.buffer
         if program not in programs:
-            programs[program] = compute_accuracy(expected, _run(program, held_out))["sqnr_db"]
+            programs[program] = compute_accuracy(expected, _run(program, test_samples))["sqnr_db"]
         cycles = sum(call.cycles or 0 for method in result.report.methods for call in method.kernels)
         yield {
             "model": model,
@@ -120,12 +120,12 @@ def measure_processors(model: str) -> Iterator[Row]:
             "cycles": cycles,
             "sqnr_db": programs[program],
             **references,
-            **describe_program(program),
+            **count_operators(program),
         }
 
 
-def _build(model: str, held_out: int = HELD_OUT) -> Any:
-    return (tiny if model in tiny.NAMES else zoo).build(model, CALIBRATION + held_out)
+def _build(model: str, test_samples: int = TEST_SAMPLES) -> Any:
+    return (tiny if model in tiny.NAMES else zoo).build(model, CALIBRATION + test_samples)
 
 
 def prepare_ours() -> Export:
@@ -178,7 +178,7 @@ def _run(program: bytes, samples: list[Inputs]) -> list[Any]:
     return [first_output(loaded.run(*sample)) for sample in samples]
 
 
-def describe_program(program: bytes) -> Row:
+def count_operators(program: bytes) -> Row:
     """Count the operators of a program, its layout changes and its memory."""
     from executorch.exir._serialize._program import deserialize_pte_binary
 
@@ -192,7 +192,7 @@ def describe_program(program: bytes) -> Row:
     layout: Counter[str] = Counter()
     casts = layout_bytes = scratch = 0
     for name, values in _list_calls(plan):
-        if name in CASTS:
+        if name in QUANTIZE_KERNELS:
             casts += 1
         elif name.startswith("cortex_m::"):
             kernels[name.partition("::")[2]] += 1
@@ -277,7 +277,7 @@ def collect(model: str, flow: str, timeout: float) -> Row:
     except subprocess.TimeoutExpired:
         return {**failed, "error": f"took more than {timeout:g} s"}
     error = f"exit status {done.returncode}: {done.stderr.strip()[-300:]}"
-    return printed_row(done.stdout) or {**failed, "error": error}
+    return parse_printed_row(done.stdout) or {**failed, "error": error}
 
 
 def format_table(rows: Iterable[Row]) -> str:
@@ -328,7 +328,9 @@ def _processor_table(rows: list[Row]) -> Iterator[str]:
     yield ""
     yield "`CORTEX_M_INT8` for three processors. A whole program has `cortex_m` kernels only, beside the casts of its"
     yield "inputs and outputs; otherwise the next column names its other operators. Cycles are estimates. SQNR is that"
-    yield f"of {PROCESSOR_HELD_OUT} samples that were not calibrated with. `TOSA_INT8` has int16 outputs and states,"
+    yield (
+        f"of {PROCESSOR_TEST_SAMPLES} samples that were not calibrated with. `TOSA_INT8` has int16 outputs and states,"
+    )
     yield 'and the kernels have no int16 tensors; "int8 outputs" is `TOSA_INT8` without the algorithm `int16_outputs`.'
     yield ""
     columns = (
@@ -430,7 +432,7 @@ def main() -> None:
             print(json.dumps(row), flush=True)
             add_row(arguments.out, row)
     if arguments.table is not None:
-        rows = rows_by(("model", "flow"), arguments.out)
+        rows = index_rows(("model", "flow"), arguments.out)
         arguments.table.write_text(format_table(rows[key] for key in _order() if key in rows))
 
 

@@ -6,7 +6,7 @@
 
 Each model is exported with each recipe in a new process. Rows that the file already contains are not measured again.
 Cells of an existing table for which there is no row are kept. A program is "whole" if it is fully delegated: one
-delegate (or loops of delegates), and no operator on the CPU.
+delegate (or any number, if one of them is called repeatedly: a loop), and no operator on the CPU.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.rows import Row, add_row, rows_by
+from benchmarks.rows import Row, add_row, index_rows
 
 RECIPES = ("TOSA_FP", "TOSA_INT8", "ETHOSU_U85_INT8", "ETHOSU_U55_INT8")
 FIELDS = ("model", "recipe")
@@ -54,12 +54,12 @@ def main() -> None:
     given = parser.parse_args()
     if given.table:
         before = given.table.read_text() if given.table.exists() else ""
-        given.table.write_text(format_table(rows_by(FIELDS, given.out).values(), before))
+        given.table.write_text(format_table(index_rows(FIELDS, given.out).values(), before))
         return
     _import()
     from benchmarks import coverage_models
 
-    known = rows_by(FIELDS, given.out)
+    known = index_rows(FIELDS, given.out)
     for name in _names(given.models, coverage_models):
         for recipe in given.recipes:
             row = known.get((name, recipe))

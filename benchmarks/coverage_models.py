@@ -61,7 +61,7 @@ def build(name: str, samples: int = CALIBRATION + 1) -> tuple[nn.Module, list[tu
         if count > LIMIT:
             raise ValueError(f"{count / 1e6:.0f} M parameters, more than {LIMIT // 1_000_000} M")
         _vary(module)
-        zoo.settle_batch_norm(module, draw)
+        zoo.initialize_batch_norm(module, draw)
         torch.manual_seed(1)
         return module, [draw() for _ in range(samples)]
 

@@ -70,7 +70,7 @@ def main() -> None:
     if arguments.convert:
         convert(*arguments.convert)
     elif arguments.ours:
-        print(json.dumps(ours(*arguments.ours)))
+        print(json.dumps(measure_ours(*arguments.ours)))
     elif arguments.table:
         arguments.table.write_text(format_table(_rows(arguments.out)))
     else:
@@ -101,7 +101,7 @@ def compare(names: Iterable[str] | None, targets: Iterable[str], other: Path, ou
             for target in wanted:
                 text, error = _run([sys.executable, __file__, "--ours", name, target])
                 row: Row = {"model": name, "target": target, **(json.loads(text) if text else {"error": error})}
-                row["litert"] = {"error": failed} if failed else litert(file, TARGETS[target])
+                row["litert"] = {"error": failed} if failed else compile_by_vela(file, TARGETS[target])
                 with out.open("a") as sink:
                     sink.write(json.dumps(row) + "\n")
                 print(_summarize(row), flush=True)
@@ -143,7 +143,7 @@ def export_model(name: str, target_name: str) -> tuple[int, Any]:
     return counter.get_total_flops() // 2, export(model, recipe, samples, progress=False).report
 
 
-def ours(name: str, target_name: str) -> Row:
+def measure_ours(name: str, target_name: str) -> Row:
     """Measure a model's program: its figures, and Vela's cycles by layer."""
     macs, report = export_model(name, target_name)
     figures = [delegate.vela for delegate in report.delegates if delegate.vela is not None]
@@ -203,7 +203,7 @@ def convert(name: str, path: str) -> None:
     made.quantize(made.calibrate({signature: data})).export_model(path)
 
 
-def litert(file: Path, target: Target) -> Row:
+def compile_by_vela(file: Path, target: Target) -> Row:
     """Compile a .tflite by Vela, and return Vela's estimates."""
     folder = file.parent / target.accelerator
     command = [sys.executable, "-m", "ethosu.vela", str(file), f"--output-dir={folder}", "--config=Arm/vela.ini"]

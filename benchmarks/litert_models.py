@@ -185,7 +185,7 @@ def build(name: str, samples: int = 4) -> tuple[nn.Module, list[tuple[Tensor, ..
         torch.manual_seed(0)
         draw = partial(torch.randn, *shape)
         model = make().eval()
-        zoo.settle_batch_norm(model, lambda: (draw(),))
+        zoo.initialize_batch_norm(model, lambda: (draw(),))
         given = [(draw(),) for _ in range(samples)]
     if given[0][0].dim() < 4 and name not in _OTHER_MODELS:
         return model, given

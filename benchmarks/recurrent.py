@@ -26,7 +26,7 @@ from arm_recipes.runtime.tensor_info import TensorInfo  # noqa: E402
 from benchmarks.compare import processor_seconds  # noqa: E402
 from tests.models.keyword_spotter import KeywordSpotter  # noqa: E402
 
-CALLS = (None, 7, 1)
+STEPS_PER_CALL = (None, 7, 1)
 RECIPES = (ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_INT8, ArmRecipeType.TOSA_INT8)
 
 
@@ -89,12 +89,12 @@ def main() -> None:
         better = torch.cat([int16_classifier.run(x) for x in samples])
         sqnr = _compute_sqnr(exact, better)
         print(f"{recipe.name}: with the classifier in A16W8 {_cycles(int16_classifier)} cycles, {sqnr:.1f} dB")
-        for calls in CALLS:
-            result, seconds = _export(model, recipe, 49, steps_per_call=calls)
-            _, more = _export(model, recipe, 98, steps_per_call=calls)
+        for steps in STEPS_PER_CALL:
+            result, seconds = _export(model, recipe, 49, steps_per_call=steps)
+            _, more = _export(model, recipe, 98, steps_per_call=steps)
             got = torch.cat([result.run(x) for x in samples])
             print(
-                f"  {calls or 'all'} steps per call: {_cycles(result)} cycles, {len(result.buffer):,} bytes = "
+                f"  {steps or 'all'} steps per call: {_cycles(result)} cycles, {len(result.buffer):,} bytes = "
                 f"{len(result.buffer) / weights:.2f} of the weights, {seconds:.1f} s, "
                 f"{(more - seconds) / 4.9:.2f} s for 10 more steps, {_compute_sqnr(exact, got):.1f} dB"
             )

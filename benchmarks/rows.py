@@ -19,7 +19,7 @@ def read_rows(*files: Path) -> list[Row]:
     return [json.loads(line) for line in lines if line.strip()]
 
 
-def rows_by(fields: Sequence[str], file: Path) -> dict[tuple[str, ...], Row]:
+def index_rows(fields: Sequence[str], file: Path) -> dict[tuple[str, ...], Row]:
     """Index the rows of a file by the given fields. A later row replaces an earlier one; a missing file has no rows."""
     return {tuple(row[field] for field in fields): row for row in (read_rows(file) if file.is_file() else ())}
 
@@ -31,7 +31,7 @@ def add_row(file: Path | None, row: Row) -> None:
             stream.write(json.dumps(row) + "\n")
 
 
-def printed_row(output: str) -> Row | None:
+def parse_printed_row(output: str) -> Row | None:
     """Parse the row in the last line of a process's output; None if that line is not a row."""
     try:
         row = json.loads(output.strip().splitlines()[-1])

@@ -3,7 +3,7 @@
 For a small convolutional network with int8 inputs and outputs, TOSA, VGF and Ethos-U:
 
 - milliseconds of ``Program.run``, of the delegate's executor alone on the same arrays, and of the TOSA reference model
-  in this process (the executor runs it in another process); the three alternate;
+  in this process (the executor of TOSA runs it in another process); the three alternate;
 - resident memory after a warm-up and after ``--runs`` more runs of one loaded program.
 
 With ``--models``, for models of ``tests/models/zoo.py`` in int8 on U55-128 and U85-256: processor seconds of an

@@ -10,8 +10,8 @@ cd "$(dirname "$0")/.."
 find runtime -name '*.cpp' -o -name '*.h' -o -name '*.hpp' | xargs "$bin/clang-format" --dry-run --Werror
 
 library=$("$bin/python" -c "import importlib.util as u; print(u.find_spec('executorch').submodule_search_locations[0])")
-flags="-std=c++17 -Iruntime -isystem runtime/emulator/driver -isystem runtime/tests/ethosu_linux/double/include"
-flags="$flags -Iruntime/tests/ethosu_linux/double -DET_EVENT_TRACER_ENABLED -DC10_USING_CUSTOM_GENERATED_MACROS"
+flags="-std=c++17 -Iruntime -isystem runtime/emulator/driver -isystem runtime/tests/ethosu_linux/fake_driver/include"
+flags="$flags -Iruntime/tests/ethosu_linux/fake_driver -DET_EVENT_TRACER_ENABLED -DC10_USING_CUSTOM_GENERATED_MACROS"
 flags="$flags -isystem $library/include -isystem $library/include/executorch/runtime/core/portable_type/c10"
 if [ "${2:-}" = vgf ]; then
   runtime/cmake/fetch_vulkan_headers.sh build/vulkan-headers

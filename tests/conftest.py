@@ -36,7 +36,7 @@ import torch
 from tests.case_selection import MISSING, Measure, list_missing_cases, mark_unselected
 from tests.cpp_suites import RecordDigest, mark_unchanged
 from tests.line_coverage import LineCoverage
-from tests.verify_only import mark_scaled
+from tests.verify_only import mark_tests_with_verify_cases
 
 if TYPE_CHECKING:
     from tests.runtime.ethosu_emulator import Emulator
@@ -72,7 +72,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("measure"):
         mark_unselected(items)
     if config.getoption("verify"):
-        mark_scaled(items)
+        mark_tests_with_verify_cases(items)
     else:
         mark_unchanged(items)
     items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)

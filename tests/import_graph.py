@@ -172,9 +172,9 @@ def main(root: Path) -> int:
     wrong = 0
     for package in LAYERS:
         groups = find_cycles(package, root)
-        print(f"{package}: {len(groups)} circles, {count_imports_in_functions(package, root)} imports in functions")
+        print(f"{package}: {len(groups)} cycles, {count_imports_in_functions(package, root)} imports in functions")
         for group in groups:
-            print(f"  circle of {len(group)}: {' '.join(name.removeprefix(f'{package}.') for name in group)}")
+            print(f"  cycle of {len(group)}: {' '.join(name.removeprefix(f'{package}.') for name in group)}")
         wrong += len(groups)
         if root == ROOT:
             leading = list(find_upward_imports(package, root))

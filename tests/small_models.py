@@ -138,7 +138,7 @@ def images(count: int = 4) -> Samples:
 
 
 def vectors(count: int = 4) -> Samples:
-    """Make inputs for ``Sorting``."""
+    """Make vectors of 8 numbers: inputs of ``Sorting`` and of the other models without images."""
     generator = torch.Generator().manual_seed(1)
     return [(torch.randn(1, 8, generator=generator),) for _ in range(count)]
 

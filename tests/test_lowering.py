@@ -25,8 +25,8 @@ def _lowered(case: Case, program: torch.export.ExportedProgram, partitioner: Par
             compile_config=EdgeCompileConfig(_check_ir_validity=False),
         )
     lowered = edge.exported_program()
-    runner.Lowered(lowered, log).check_delegated()
-    return runner.flat(lowered.module()(*case.sample()))
+    runner.DelegatedProgram(lowered, log).check_delegated()
+    return runner.flatten_tensors(lowered.module()(*case.sample()))
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in _CASE_NAMES], ids=lambda case: case.name)
@@ -34,7 +34,7 @@ def test_float(case: Case) -> None:
     inputs = case.sample()
     program = runner.export(case.module(), inputs)
     got = _lowered(case, program, TOSAPartitioner(TosaCompileSpec("TOSA-1.0+FP")))
-    runner.check_close(case, got, runner.flat(case.module()(*inputs)))
+    runner.check_close(case, got, runner.flatten_tensors(case.module()(*inputs)))
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in _CASE_NAMES[:3]], ids=lambda case: case.name)
@@ -42,4 +42,4 @@ def test_ethos_u(case: Case) -> None:
     module = runner.quantize_case(case, int16=False)
     program = runner.export(module, case.sample())
     got = _lowered(case, program, EthosUPartitioner(EthosUCompileSpec("ethos-u85-256")))
-    runner.check_steps(got, runner.flat(module(*case.sample())), runner.output_scales(program), case.steps)
+    runner.check_steps(got, runner.flatten_tensors(module(*case.sample())), runner.output_scales(program), case.steps)

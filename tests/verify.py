@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.fuzz.verify_counts import VERIFY
+from tests.fuzz.verify_counts import GRAPHS_PER_TARGET
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Tests whose results depend on the release of Vela; the older release runs them too.
@@ -70,7 +70,7 @@ def list_parts(arguments: argparse.Namespace, revision: str) -> Iterator[Part]:
     yield Part("tests-models", (*verify, "tests/models"))
     yield Part("older-vela-models", (*verify, "tests/models"), older)
     fuzz = (sys.executable, "-m", "tests.fuzz", "--verify", "--seed", seed, "--workers", workers)
-    for target in VERIFY:
+    for target in GRAPHS_PER_TARGET:
         yield Part(f"fuzz-{target}-{seed}", (*fuzz, "--target", target, "--record", f"build/fuzz/{revision}"))
 
 

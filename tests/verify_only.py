@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 
-def mark_scaled(items: Iterable[pytest.Item]) -> None:
+def mark_tests_with_verify_cases(items: Iterable[pytest.Item]) -> None:
     """Mark the tests that check more cases with ``--verify`` with ``verify``: those that read the options."""
     for item in items:
         if "pytestconfig" in getattr(item, "fixturenames", ()):
@@ -27,7 +27,7 @@ def is_thorough(config: pytest.Config, name: str) -> bool:
     return zlib.crc32(name.encode()) % 3 == 0 or bool(config.getoption("verify"))
 
 
-def select_third(*parameters: Sequence[Any]) -> list[Any]:
+def combine_pairwise(*parameters: Sequence[Any]) -> list[Any]:
     """List all combinations of the parameters' values. Two thirds of them run only with ``--verify``.
 
     Each pair of values of two parameters stays in ``make test`` if a third parameter has three values or more.

@@ -184,7 +184,10 @@ class Lowering:
         # The target reads memory in its physical order, so the graph input has its dimensions in that order.
         order = boundary_order(node)
         is_unsigned = meta.dtype is torch.uint8
-        shape, dtype = tuple(meta.shape[axis] for axis in order), DType.INT8 if is_unsigned else to_tosa_dtype(meta.dtype)
+        shape, dtype = (
+            tuple(meta.shape[axis] for axis in order),
+            DType.INT8 if is_unsigned else to_tosa_dtype(meta.dtype),
+        )
         if dtype.is_float and not self.target.has_fp_profile:
             raise Unsupported(f"it is not quantized, and {self.target.name} runs integers only")
         # Even if no operator reads the input directly, the target must support its type and rank.

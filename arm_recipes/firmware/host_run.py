@@ -1,6 +1,6 @@
 """Host run: execute a program on this machine as firmware does, in memory pools of given sizes.
 
-The executable is built from ``runtime/tools/pools.cpp``.
+The executable is built from ``runtime/tools/measure_pools.cpp``.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def run_on_host(
 
 
 def _write_inputs_and_request(folder: Path, sizes: PoolSizes, cases: Sequence[FirmwareTestCase]) -> Path:
-    """Write the files of the inputs, and the request file that ``pools.cpp`` reads; return the request file."""
+    """Write the files of the inputs, and the request file that ``measure_pools.cpp`` reads; return the request file."""
     data_file = folder / "model.ptd"
     lines: list[object] = [folder / "model.pte", data_file if data_file.exists() else ""]
     lines += [sizes.fast_scratch, _encode_size(sizes.temp), len(sizes.shared), *sizes.shared, len(sizes.methods)]

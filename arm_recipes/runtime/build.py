@@ -30,12 +30,12 @@ _EMULATOR_FOLDER = "emulator"
 #: Source folders of the plugin.
 _PLUGIN_FOLDERS = ("common", "host", "kernels", _EMULATOR_FOLDER)
 #: Registers the kernels at program start. The plugin does not contain this file: it registers the kernels itself.
-_REGISTRATION_SOURCE = "kernels/cortex_m_kernels_registered.cpp"
+_REGISTRATION_SOURCE = "kernels/cortex_m_kernels_static_registration.cpp"
 #: Source folders of the firmware runner: the backend for firmware, the NPU emulator, and a main program that allocates
 #: memory pools of given sizes.
 _RUNNER_FOLDERS = ("backends/ethosu", "common", "emulator/driver", "firmware", "kernels", "payload", "tools")
 _RUNNER_SOURCES = (
-    "tools/pools.cpp",
+    "tools/measure_pools.cpp",
     "backends/ethosu/ethosu_backend.cpp",
     "backends/ethosu/npu_driver.cpp",
     "emulator/driver/driver.cpp",
@@ -70,7 +70,7 @@ def build_plugin() -> Path:
 
 
 def build_firmware_runner() -> Path:
-    """Compile the firmware runner (``runtime/tools/pools.cpp``) if the cache has none, and return its path.
+    """Compile the firmware runner (``runtime/tools/measure_pools.cpp``) if the cache has none, and return its path.
 
     The runner links to the plugin, which contains the NPU emulator.
 

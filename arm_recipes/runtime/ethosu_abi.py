@@ -7,10 +7,10 @@ import ctypes
 from arm_recipes.runtime.lazy import once
 
 REGIONS = 8
-#: Findings of the access checker, as bits: an unwritten byte that is read or returned, and a data hazard (two
+#: Findings of the access checker, as bits: an uninitialized byte that is read or returned, and a data hazard (two
 #: operations access a byte without the required order).
-UNWRITTEN, HAZARD = 1, 2
-ALL_FINDINGS = UNWRITTEN | HAZARD
+UNINITIALIZED, HAZARD = 1, 2
+ALL_FINDINGS = UNINITIALIZED | HAZARD
 
 
 class Message(ctypes.Structure):
@@ -19,7 +19,7 @@ class Message(ctypes.Structure):
     _fields_ = (("offset", ctypes.c_uint64), ("text", ctypes.c_char * 512))
 
 
-class Span(ctypes.Structure):
+class ByteRange(ctypes.Structure):
     """A range of bytes in a region."""
 
     _fields_ = (("region", ctypes.c_uint64), ("offset", ctypes.c_uint64), ("size", ctypes.c_uint64))
@@ -29,7 +29,7 @@ class ExecutionStatistics(ctypes.Structure):
     """Statistics of one execution. Arrays have one entry for each memory region."""
 
     _fields_ = (
-        *((name, ctypes.c_uint64) for name in ("operations", "commands", "macs", "unwritten", "hazards")),
+        *((name, ctypes.c_uint64) for name in ("operations", "commands", "macs", "uninitialized", "hazards")),
         *((name, ctypes.c_uint64 * REGIONS) for name in ("bytes_read", "bytes_written", "peak", "touched")),
     )
 
@@ -54,11 +54,11 @@ def declare_functions(library: ctypes.CDLL) -> ctypes.CDLL:
         ("load", (ctypes.c_char_p, size, pointer, pointer, pointer), pointer),
         ("execute", (pointer, pointer, pointer), ctypes.c_int32),
         ("step", (pointer, size, pointer, pointer), ctypes.c_int32),
-        ("check_accesses", (pointer, pointer, size, pointer, size, ctypes.c_uint32, pointer), ctypes.c_int32),
-        ("measure", (pointer, pointer), None),
-        ("describe", (pointer, size, pointer), ctypes.c_int32),
-        ("result", (pointer, size, pointer, size), ctypes.c_int32),
-        ("reach", (pointer, ctypes.c_int32), size),
+        ("enable_access_checker", (pointer, pointer, size, pointer, size, ctypes.c_uint32, pointer), ctypes.c_int32),
+        ("get_statistics", (pointer, pointer), None),
+        ("get_operation", (pointer, size, pointer), ctypes.c_int32),
+        ("copy_output", (pointer, size, pointer, size), ctypes.c_int32),
+        ("required_size", (pointer, ctypes.c_int32), size),
         ("free", (pointer,), None),
     ):
         function = getattr(library, f"arm_npu_{name}")

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from arm_recipes.runtime.ethosu_abi import REGIONS, ExecutionStatistics, Message, Operation, Span
+from arm_recipes.runtime.ethosu_abi import REGIONS, ByteRange, ExecutionStatistics, Message, Operation
 from arm_recipes.runtime.ethosu_payload import FAST_SCRATCH, SCRATCH, WEIGHTS, EthosUTensor
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class EmulatedStream:
         )
         if self._program is None:
             raise StreamError(message)
-        sizes[FAST_SCRATCH] = min(fast_scratch, library.arm_npu_reach(self._program, FAST_SCRATCH))
+        sizes[FAST_SCRATCH] = min(fast_scratch, library.arm_npu_required_size(self._program, FAST_SCRATCH))
         self.memory: list[Array] = [own_weights, *(np.zeros(size, np.uint8) for size in sizes[1:])]
         #: Whether two regions are the same memory. The access checker identifies memory by region, so it would miss
         #: conflicts between the two.
@@ -138,11 +138,13 @@ class EmulatedStream:
         Args:
             fatal_findings: bit mask of the findings that abort an execution.
         """
-        span_arguments: list[Any] = []
+        range_arguments: list[Any] = []
         for tensors in ((*self._inputs, *self._variables), self._outputs):
-            placed = [Span(tensor.region, tensor.offset, tensor.nbytes) for tensor in tensors if tensor.offset >= 0]
-            span_arguments += [(Span * len(placed))(*placed), len(placed)]
-        self._call_emulator("check_accesses", *span_arguments, fatal_findings)
+            placed = [
+                ByteRange(tensor.region, tensor.offset, tensor.nbytes) for tensor in tensors if tensor.offset >= 0
+            ]
+            range_arguments += [(ByteRange * len(placed))(*placed), len(placed)]
+        self._call_emulator("enable_access_checker", *range_arguments, fatal_findings)
 
     def statistics(self) -> ExecutionStatistics:
         """Return the statistics of the last execution, even if it failed.
@@ -150,13 +152,13 @@ class EmulatedStream:
         Without the access checker, only operations and commands are counted. The other statistics are 0.
         """
         statistics_struct = ExecutionStatistics()
-        self._library.arm_npu_measure(self._program, ctypes.byref(statistics_struct))
+        self._library.arm_npu_get_statistics(self._program, ctypes.byref(statistics_struct))
         return statistics_struct
 
     def operations(self) -> Iterator[Operation]:
         """Yield all operations, with their statistics in the last execution (see ``statistics``)."""
         operation, index = Operation(), 0
-        while self._library.arm_npu_describe(self._program, index, ctypes.byref(operation)) == 0:
+        while self._library.arm_npu_get_operation(self._program, index, ctypes.byref(operation)) == 0:
             yield operation
             operation, index = Operation(), index + 1
 
@@ -185,7 +187,7 @@ class EmulatedStream:
             return np.empty(0, np.uint8)
         dtype = np.dtype(f"{'i' if operation.is_signed else 'u'}{operation.element_size}")
         result = np.empty(tuple(operation.shape), dtype)
-        if self._library.arm_npu_result(self._program, index, result.ctypes.data, result.nbytes) != 0:
+        if self._library.arm_npu_copy_output(self._program, index, result.ctypes.data, result.nbytes) != 0:
             raise LookupError(f"the result of {operation.name.decode()} at byte {operation.offset} is unknown")
         return result
 

@@ -41,13 +41,13 @@ inline uint32_t crc32(const void* data, size_t size) {
 // Compares data with the checksum in compile spec `key`. Returns Ok without such a spec, because programs of other
 // exporters have none, and without the option ARM_RUNTIME_CHECK_PAYLOADS. Returns InvalidProgram, with the reason in
 // the log, if the checksums differ or the spec does not have 4 bytes.
-inline Error check_data(const char* backend, const char* what, const char* key, const void* data, size_t size,
-                        ArrayRef<CompileSpec> specs) {
+inline Error verify_checksum(const char* backend, const char* what, const char* key, const void* data, size_t size,
+                             ArrayRef<CompileSpec> specs) {
   if (!kCheckPayloads) {
     return Error::Ok;
   }
-  RecordedNumber recorded;
-  const Error error = read_number(backend, specs, key, &recorded);
+  CompileSpecNumber recorded;
+  const Error error = read_spec_number(backend, specs, key, &recorded);
   if (error != Error::Ok || !recorded.found) {
     return error;
   }
@@ -56,16 +56,16 @@ inline Error check_data(const char* backend, const char* what, const char* key, 
     ET_LOG(Error,
            "%s: the %s of %lu bytes has changed since it was exported: its CRC-32 is %08lx, recorded "
            "is %08lx: export or flash the program again",
-           backend, what, static_cast<Printable>(size), static_cast<Printable>(actual),
-           static_cast<Printable>(recorded.value));
+           backend, what, static_cast<PrintfUnsigned>(size), static_cast<PrintfUnsigned>(actual),
+           static_cast<PrintfUnsigned>(recorded.value));
     return Error::InvalidProgram;
   }
   return Error::Ok;
 }
 
 // Compares the payload with the checksum in its compile specs.
-inline Error check_payload(const char* backend, const void* data, size_t size, ArrayRef<CompileSpec> specs) {
-  return check_data(backend, "payload", kChecksumSpec, data, size, specs);
+inline Error verify_payload_checksum(const char* backend, const void* data, size_t size, ArrayRef<CompileSpec> specs) {
+  return verify_checksum(backend, "payload", kChecksumSpec, data, size, specs);
 }
 
 }  // namespace arm_runtime

@@ -11,7 +11,7 @@
 
 namespace arm_runtime {
 
-struct RecordedNumber {
+struct CompileSpecNumber {
   bool found = false;
   uint32_t value = 0;
 };
@@ -19,14 +19,15 @@ struct RecordedNumber {
 // Reads the compile spec `key`: 4 bytes, little endian. Returns Ok without setting `number` if there is no such spec,
 // because programs of other exporters have none. Returns InvalidProgram, with the reason in the log, if the spec does
 // not have 4 bytes.
-inline Error read_number(const char* backend, ArrayRef<CompileSpec> specs, const char* key, RecordedNumber* number) {
+inline Error read_spec_number(const char* backend, ArrayRef<CompileSpec> specs, const char* key,
+                              CompileSpecNumber* number) {
   for (const auto& spec : specs) {
     if (std::strcmp(spec.key, key) != 0) {
       continue;
     }
     if (spec.value.buffer == nullptr || spec.value.nbytes != 4) {
       ET_LOG(Error, "%s: the program has a compile spec %s of %lu bytes, not 4: export or flash the program again",
-             backend, key, static_cast<Printable>(spec.value.nbytes));
+             backend, key, static_cast<PrintfUnsigned>(spec.value.nbytes));
       return Error::InvalidProgram;
     }
     number->found = true;

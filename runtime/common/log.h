@@ -10,6 +10,6 @@
 namespace arm_runtime {
 
 // Type to which sizes are cast for "%lu": the C library of small targets supports neither "%zu" nor 64-bit numbers.
-using Printable = unsigned long;
+using PrintfUnsigned = unsigned long;
 
 }  // namespace arm_runtime

@@ -32,7 +32,7 @@ void visit_box(const FeatureMap& map, const Box& box, Visit visit) {
     int32_t c1;
     for (int32_t c = box.c0; c < box.c1; c = c1) {
       c1 = map.bricks ? std::min(box.c1, (c | 15) + 1) : box.c1;
-      const int64_t length = int64_t{c1 - c} * map.bytes;
+      const int64_t length = int64_t{c1 - c} * map.element_size;
       int32_t count;
       for (int32_t x = box.x0; x < box.x1; x += count) {
         const int32_t tile_end = x < map.width0 ? std::min(box.x1, map.width0) : box.x1;
@@ -101,7 +101,7 @@ void visit_dma(const Dma& d, const NpuState& state, Visit visit) {
   for (int64_t i = 0; i < d.count1; ++i, index_at += d.index_skip) {
     for (int64_t j = 0; j < d.count0; ++j) {
       int64_t row_from = j, row_to = j;
-      if (d.gathers || d.scatters) {
+      if (d.is_gather || d.is_scatter) {
         if (index_at < 0 || index_at + 4 > static_cast<int64_t>(indices.size)) {
           return;
         }
@@ -112,7 +112,7 @@ void visit_dma(const Dma& d, const NpuState& state, Visit visit) {
         if (index < 0 || index > d.index_max) {
           return;
         }
-        (d.gathers ? row_from : row_to) = index;
+        (d.is_gather ? row_from : row_to) = index;
       }
       const int128_t a = d.source + int128_t{i} * d.source_stride1 + int128_t{row_from} * d.source_stride0;
       const int128_t b = d.target + int128_t{i} * d.target_stride1 + int128_t{row_to} * d.target_stride0;

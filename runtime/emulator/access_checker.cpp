@@ -9,16 +9,16 @@
 namespace arm_runtime::npu {
 namespace {
 
-// Reasons for kUnwritten, indexed by Operand. Empty for operands whose unwritten bytes are no error.
-constexpr const char* kUnwrittenReasons[] = {
-    "IFM contains byte % of region %, which has not been written, and % more unwritten bytes",
-    "IFM2 contains byte % of region %, which has not been written, and % more unwritten bytes",
+// Reasons for kUninitialized, indexed by Operand. Empty for operands whose uninitialized bytes are no error.
+constexpr const char* kUninitializedReasons[] = {
+    "IFM contains byte % of region %, which has not been written, and % more uninitialized bytes",
+    "IFM2 contains byte % of region %, which has not been written, and % more uninitialized bytes",
     "",
-    "weights or scales contain byte % of region %, which has not been written, and % more unwritten bytes",
-    "the table contains byte % of region % (lookup tables), which has not been written, and % more unwritten bytes",
+    "weights or scales contain byte % of region %, which has not been written, and % more uninitialized bytes",
+    "the table contains byte % of region % (lookup tables), which has not been written, and % more uninitialized bytes",
     "",
     "",
-    "indices contain byte % of region %, which has not been written, and % more unwritten bytes",
+    "indices contain byte % of region %, which has not been written, and % more uninitialized bytes",
 };
 
 }  // namespace
@@ -40,7 +40,7 @@ void AccessChecker::Queue::push(const InFlight& entry) {
 }
 
 void AccessChecker::prepare(const Configuration& npu, const NpuState& state, size_t weights, size_t operations,
-                            std::vector<Span> inputs, std::vector<Span> outputs, uint32_t fatal_findings) {
+                            std::vector<ByteRange> inputs, std::vector<ByteRange> outputs, uint32_t fatal_findings) {
   // Program limits the sizes in `state` to the bytes that operations access. These exclude constants, which are decoded
   // at load time, and may exclude parts of inputs and outputs.
   int64_t sizes[kCheckedRegions];
@@ -48,13 +48,13 @@ void AccessChecker::prepare(const Configuration& npu, const NpuState& state, siz
     sizes[i] = static_cast<int64_t>(i == 0 ? weights : state.regions[i].size);
   }
   sizes[kTableRegion] = kTableBytes;
-  for (const std::vector<Span>* spans : {&inputs, &outputs}) {
-    for (const Span& span : *spans) {
-      sizes[span.region] = std::max(sizes[span.region], span.end);
+  for (const std::vector<ByteRange>* ranges : {&inputs, &outputs}) {
+    for (const ByteRange& range : *ranges) {
+      sizes[range.region] = std::max(sizes[range.region], range.end);
     }
   }
   for (int i = 0; i < kCheckedRegions; ++i) {
-    for (Shadow* shadow : {&written_[i], &accessed_[i], &marks_[i]}) {
+    for (ShadowMemory* shadow : {&written_[i], &accessed_[i], &marks_[i]}) {
       shadow->resize(static_cast<uint64_t>(sizes[i]));
     }
   }
@@ -72,20 +72,21 @@ void AccessChecker::begin() {
     written_[i].fill(i == 0);
     accessed_[i].fill(false);
   }
-  for (const Span& span : inputs_) {
-    written_[span.region].set(span.start, span.end);
+  for (const ByteRange& range : inputs_) {
+    written_[range.region].set(range.start, range.end);
   }
-  std::fill(operations_.begin(), operations_.end(), OperationFigures{});
-  figures_ = {};
+  std::fill(operations_.begin(), operations_.end(), OperationStatistics{});
+  statistics_ = {};
   kernels_.count = dmas_.count = 0;
 }
 
 Status AccessChecker::report(Finding finding, const char* reason, int64_t first, int64_t second, int64_t third) {
-  (finding == kHazard ? figures_.hazards : figures_.unwritten) += finding == kHazard ? 1 : uint64_t(third) + 1;
+  (finding == kHazard ? statistics_.hazards : statistics_.uninitialized) +=
+      finding == kHazard ? 1 : uint64_t(third) + 1;
   if ((fatal_findings_ & finding) == 0) {
     return {};
   }
-  return failure(finding == kHazard ? Error::kHazard : Error::kUnwritten, reason, first, second, third);
+  return failure(finding == kHazard ? Error::kHazard : Error::kUninitialized, reason, first, second, third);
 }
 
 Status AccessChecker::check(const Operation& op, size_t index, const NpuState& state) {
@@ -117,7 +118,7 @@ Status AccessChecker::record_access(Operand operand, int region, int64_t start, 
   }
   if (region != kTableRegion) {
     (writes ? current_->bytes_written : current_->bytes_read)[region] += bytes;
-    figures_.peak[region] = std::max(figures_.peak[region], static_cast<uint64_t>(end));
+    statistics_.peak[region] = std::max(statistics_.peak[region], static_cast<uint64_t>(end));
   }
   if (operand == Operand::kTarget) {
     copy_state(region, start);
@@ -141,13 +142,13 @@ Status AccessChecker::record_access(Operand operand, int region, int64_t start, 
   }
   const int64_t inside = std::min(end, written_[region].size()) - std::max<int64_t>(start, 0);
   const int64_t more = inside - written_[region].count(start, end) - 1;
-  return report(kUnwritten, kUnwrittenReasons[static_cast<int>(operand)], at, region, more);
+  return report(kUninitialized, kUninitializedReasons[static_cast<int>(operand)], at, region, more);
 }
 
-// Copies the written state of the row `source_`, which a DMA moves to `target`. A copy of unwritten bytes is not an
+// Copies the written state of the row `source_`, which a DMA moves to `target`. A copy of uninitialized bytes is not an
 // error, because Vela copies multiples of 16 bytes, and no operation uses the padding.
 void AccessChecker::copy_state(int region, int64_t target) {
-  Shadow& from = written_[source_.region];
+  ShadowMemory& from = written_[source_.region];
   const int64_t step = target - source_.start;
   int64_t written_to;
   for (int64_t at = source_.start; at < source_.end; at = written_to) {
@@ -161,13 +162,13 @@ void AccessChecker::copy_state(int region, int64_t target) {
 }
 
 Status AccessChecker::check_outputs() {
-  for (const Span& span : outputs_) {
-    const int64_t at = written_[span.region].first(span.start, span.end, false);
+  for (const ByteRange& range : outputs_) {
+    const int64_t at = written_[range.region].first(range.start, range.end, false);
     if (at >= 0) {
-      const int64_t more = span.end - span.start - written_[span.region].count(span.start, span.end) - 1;
+      const int64_t more = range.end - range.start - written_[range.region].count(range.start, range.end) - 1;
       constexpr const char* kReason =
-          "an output contains byte % of region %, which has not been written, and % more unwritten bytes";
-      const Status status = report(kUnwritten, kReason, at, span.region, more);
+          "an output contains byte % of region %, which has not been written, and % more uninitialized bytes";
+      const Status status = report(kUninitialized, kReason, at, range.region, more);
       if (!status.ok()) {
         return status;
       }
@@ -176,9 +177,9 @@ Status AccessChecker::check_outputs() {
   return {};
 }
 
-Figures AccessChecker::figures() {
-  Figures result = figures_;
-  for (const OperationFigures& operation : operations_) {
+ExecutionStatistics AccessChecker::statistics() {
+  ExecutionStatistics result = statistics_;
+  for (const OperationStatistics& operation : operations_) {
     result.macs += operation.macs;
     for (int i = 0; i < kRegions; ++i) {
       result.bytes_read[i] += operation.bytes_read[i];
@@ -193,8 +194,8 @@ Figures AccessChecker::figures() {
 
 Status AccessChecker::check_dependencies(const InFlight& newer, const NpuState& state) {
   const Operation& op = *newer.op;
-  kernels_.keep_newest(op.order.kernel_wait);
-  dmas_.keep_newest(op.order.dma_wait);
+  kernels_.keep_newest(op.scheduling.kernel_wait);
+  dmas_.keep_newest(op.scheduling.dma_wait);
   for (int i = 0; i < dmas_.count; ++i) {
     const Status status = check_pair(dmas_.entries[i], newer, state);
     if (!status.ok()) {
@@ -246,7 +247,7 @@ Status AccessChecker::check_pair(const InFlight& older, const InFlight& newer, c
 // Returns the first byte of `region` that both operations access, or -1.
 int64_t AccessChecker::find_overlap(const Operation& older, bool older_writes, const Operation& newer,
                                     bool newer_writes, int region, const NpuState& state) {
-  Shadow& marks = marks_[region];
+  ShadowMemory& marks = marks_[region];
   const auto each = [&](const Operation& op, bool writes, auto visit) {
     visit_accesses(op, state, [&](Operand operand, int where, int64_t start, int64_t end) {
       if (where == region && is_write(operand) == writes) {
@@ -262,7 +263,7 @@ int64_t AccessChecker::find_overlap(const Operation& older, bool older_writes, c
 }
 
 Status AccessChecker::check_blocks(const Operation& older, const Operation& newer, const NpuState& state) {
-  const int32_t depth = newer.order.blockdep;
+  const int32_t depth = newer.scheduling.blockdep;
   if (depth > 0 && state.clobbers_tables && older.output.table != Table::kNone && newer.output.table == Table::kNone) {
     constexpr const char* kClobbered =
         "it may write over the table of the operation at byte % before that operation has ended: BLOCKDEP is too large";
@@ -274,7 +275,7 @@ Status AccessChecker::check_blocks(const Operation& older, const Operation& newe
   const FeatureMap ofm = older.stored();
   const bool plain = older.output.transpose == 0 && older.output.reverse == 0;
   const auto written = [&](int32_t block) { return plain ? ofm_block(older, block) : whole_box(ofm); };
-  Shadow& marks = marks_[ofm.region];
+  ShadowMemory& marks = marks_[ofm.region];
   const int32_t blocks = block_count(older);
   int64_t at = -1;
   // Block i of the newer operation may run in parallel with the last `depth - i` blocks of the older one.

@@ -7,33 +7,33 @@
 
 #include "emulator/access.h"
 #include "emulator/npu_state.h"
-#include "emulator/shadow.h"
+#include "emulator/shadow_memory.h"
 
 namespace arm_runtime::npu {
 
 // Kinds of errors that the checker finds, as bits.
-enum Finding : uint32_t { kUnwritten = 1, kHazard = 2 };
+enum Finding : uint32_t { kUninitialized = 1, kHazard = 2 };
 
 // Statistics of one execution, up to the point where it ended. An operation counts each byte of an operand once, even
 // if hardware fetches it several times.
-struct Figures {
+struct ExecutionStatistics {
   uint64_t macs = 0;
   uint64_t bytes_read[kRegions] = {}, bytes_written[kRegions] = {};
   uint64_t peak[kRegions] = {};     // end offset of the last accessed byte
   uint64_t touched[kRegions] = {};  // number of distinct accessed bytes
-  uint64_t unwritten = 0;           // number of unwritten bytes that operations read or outputs contain
+  uint64_t uninitialized = 0;       // number of uninitialized bytes that operations read or outputs contain
   uint64_t hazards = 0;             // number of pairs of operations with a hazard
 };
 
 // Statistics of one operation.
-struct OperationFigures {
+struct OperationStatistics {
   uint64_t macs = 0;
   uint64_t bytes_read[kRegions] = {}, bytes_written[kRegions] = {};
 };
 
-// Checks the memory accesses of a program during execution: reads of unwritten memory, and data hazards.
+// Checks the memory accesses of a program during execution: reads of uninitialized memory, and data hazards.
 //
-// Unwritten memory: at the start of each execution, only region 0 and the inputs count as written. At the end, the
+// Uninitialized memory: at the start of each execution, only region 0 and the inputs count as written. At the end, the
 // checker tests that the outputs are written. A byte counts as written even if an earlier operation wrote it for
 // another tensor at the same address. A DMA copies the written state together with the bytes.
 //
@@ -58,10 +58,10 @@ struct OperationFigures {
 // that it writes, all channels.
 class AccessChecker {
  public:
-  // Allocates all memory that execution needs. `weights` is the size of region 0 in bytes. A finding in
-  // `fatal_findings` ends an execution; other findings are only counted.
+  // Allocates all memory that the checks need during execution. `weights` is the size of region 0 in bytes. A finding
+  // in `fatal_findings` ends an execution; other findings are only counted.
   void prepare(const Configuration& npu, const NpuState& state, size_t weights, size_t operations,
-               std::vector<Span> inputs, std::vector<Span> outputs, uint32_t fatal_findings);
+               std::vector<ByteRange> inputs, std::vector<ByteRange> outputs, uint32_t fatal_findings);
 
   // Resets the state and the statistics for a new execution.
   void begin();
@@ -70,8 +70,8 @@ class AccessChecker {
   // Checks the outputs after the last operation.
   Status check_outputs();
 
-  Figures figures();
-  const OperationFigures& operation(size_t index) const { return operations_[index]; }
+  ExecutionStatistics statistics();
+  const OperationStatistics& operation(size_t index) const { return operations_[index]; }
 
  private:
   // Smallest range of bytes that contains all accesses of one kind in a region.
@@ -104,14 +104,14 @@ class AccessChecker {
                        const NpuState& state);
   Status report(Finding finding, const char* reason, int64_t first, int64_t second, int64_t third);
 
-  Shadow written_[kCheckedRegions], accessed_[kCheckedRegions], marks_[kCheckedRegions];
-  std::vector<Span> inputs_, outputs_;
-  std::vector<OperationFigures> operations_;
+  ShadowMemory written_[kCheckedRegions], accessed_[kCheckedRegions], marks_[kCheckedRegions];
+  std::vector<ByteRange> inputs_, outputs_;
+  std::vector<OperationStatistics> operations_;
   uint32_t fatal_findings_ = 0;
-  Figures figures_;
-  OperationFigures* current_ = nullptr;
+  ExecutionStatistics statistics_;
+  OperationStatistics* current_ = nullptr;
   InFlight entry_;
-  Span source_;  // the row that a DMA copies
+  ByteRange source_;  // the row that a DMA copies
   Queue kernels_, dmas_;
 };
 

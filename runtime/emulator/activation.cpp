@@ -52,11 +52,11 @@ int64_t hyperbolic_tangent(int64_t value) {
 
 }  // namespace
 
-int64_t evaluate(Function function, int64_t value) {
+int64_t evaluate(ActivationFunction function, int64_t value) {
   switch (function) {
-    case Function::kTanh:
+    case ActivationFunction::kTanh:
       return hyperbolic_tangent(value);
-    case Function::kSigmoid:
+    case ActivationFunction::kSigmoid:
       return sigmoid(value);
     default:
       return value;

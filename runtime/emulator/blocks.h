@@ -14,14 +14,14 @@ namespace arm_runtime::npu {
 inline int32_t ceil_div(int32_t length, int32_t part) { return (length + part - 1) / part; }
 
 inline int32_t block_count(const Operation& op) {
-  const int32_t* block = op.order.ofm_block;
+  const int32_t* block = op.scheduling.ofm_block;
   const int64_t count =
       int64_t{ceil_div(op.ofm.height, block[0])} * ceil_div(op.ofm.width, block[1]) * ceil_div(op.ofm.depth, block[2]);
   return static_cast<int32_t>(std::min<int64_t>(count, INT32_MAX));
 }
 
 inline Box ofm_block(const Operation& op, int32_t number) {
-  const int32_t* block = op.order.ofm_block;
+  const int32_t* block = op.scheduling.ofm_block;
   const int32_t columns = ceil_div(op.ofm.width, block[1]), layers = ceil_div(op.ofm.depth, block[2]);
   const int32_t y = number / layers / columns * block[0], x = number / layers % columns * block[1];
   const int32_t c = number % layers * block[2];
@@ -30,8 +30,8 @@ inline Box ofm_block(const Operation& op, int32_t number) {
 }
 
 // Computes the part of an IFM axis that the results [first, last) depend on.
-inline void kernel_range(int32_t first, int32_t last, int32_t stride, int32_t padding, int32_t taps, int32_t dilation,
-                         Upscale upscale, int32_t size, int32_t* from, int32_t* to) {
+inline void compute_receptive_field(int32_t first, int32_t last, int32_t stride, int32_t padding, int32_t taps,
+                                    int32_t dilation, Upscale upscale, int32_t size, int32_t* from, int32_t* to) {
   const int32_t factor = upscale == Upscale::kNone ? 1 : 2;
   const int32_t start = std::max<int32_t>(0, first * stride - padding);
   const int32_t end = std::max<int32_t>(0, (last - 1) * stride - padding + (taps - 1) * dilation + 1);
@@ -40,8 +40,8 @@ inline void kernel_range(int32_t first, int32_t last, int32_t stride, int32_t pa
 }
 
 // Computes the part of an IFM axis that the results [first, last) of a RESIZE depend on: two neighbours per result.
-inline void resize_range(int32_t first, int32_t last, int32_t scale, int32_t offset, int32_t step, int32_t size,
-                         int32_t* from, int32_t* to) {
+inline void compute_resize_receptive_field(int32_t first, int32_t last, int32_t scale, int32_t offset, int32_t step,
+                                           int32_t size, int32_t* from, int32_t* to) {
   const auto pixel = [&](int32_t at, int32_t after) {
     const int32_t place = at * step + offset;
     return std::clamp<int32_t>((place >= 0 ? place / scale : -1) + after, 0, size - 1);
@@ -72,7 +72,7 @@ inline Box broadcast_box(Box box, uint8_t broadcast) {
 // takes several steps. Steps beyond the last one have no reads.
 template <typename Visit>
 void visit_block_reads(const Operation& op, int32_t number, Visit visit) {
-  const int32_t steps = op.sums_channels() ? ceil_div(op.ifm.depth, op.order.ifm_block) : 1;
+  const int32_t steps = op.sums_channels() ? ceil_div(op.ifm.depth, op.scheduling.ifm_block) : 1;
   if (number / steps >= block_count(op)) {
     return;
   }
@@ -82,16 +82,18 @@ void visit_block_reads(const Operation& op, int32_t number, Visit visit) {
     in = broadcast_box(out, op.broadcast);
   } else if (op.kind == Kind::kResize) {
     const Resize& z = op.resize;
-    resize_range(out.y0, out.y1, z.scale_y, z.offset_y, z.step_y, op.ifm.height, &in.y0, &in.y1);
-    resize_range(out.x0, out.x1, z.scale_x, z.offset_x, z.step_x, op.ifm.width, &in.x0, &in.x1);
+    compute_resize_receptive_field(out.y0, out.y1, z.scale_y, z.offset_y, z.step_y, op.ifm.height, &in.y0, &in.y1);
+    compute_resize_receptive_field(out.x0, out.x1, z.scale_x, z.offset_x, z.step_x, op.ifm.width, &in.x0, &in.x1);
   } else {
     const Kernel& k = op.kernel;
-    kernel_range(out.y0, out.y1, k.stride_y, k.top, k.height, k.dilation_y, op.upscale, op.ifm.height, &in.y0, &in.y1);
-    kernel_range(out.x0, out.x1, k.stride_x, k.left, k.width, k.dilation_x, op.upscale, op.ifm.width, &in.x0, &in.x1);
+    compute_receptive_field(out.y0, out.y1, k.stride_y, k.top, k.height, k.dilation_y, op.upscale, op.ifm.height,
+                            &in.y0, &in.y1);
+    compute_receptive_field(out.x0, out.x1, k.stride_x, k.left, k.width, k.dilation_x, op.upscale, op.ifm.width, &in.x0,
+                            &in.x1);
   }
   if (op.sums_channels()) {
-    in.c0 = number % steps * op.order.ifm_block;
-    in.c1 = std::min(in.c0 + op.order.ifm_block, op.ifm.depth);
+    in.c0 = number % steps * op.scheduling.ifm_block;
+    in.c1 = std::min(in.c0 + op.scheduling.ifm_block, op.ifm.depth);
   }
   if (op.reads_ifm() && op.ifm.storage == Storage::kTiles) {
     visit_box(op.ifm, in, [&](int64_t start, int64_t end) { visit(op.ifm.region, start, end); });

@@ -71,7 +71,7 @@ int64_t dot_int16(const int16_t* a, const int16_t* b, int32_t count) {
 class Convolution {
  public:
   Convolution(const Operation& op, NpuState* state)
-      : op_(op), state_(*state), input_(op, state), writer_(op, state), k_(op.kernel) {
+      : op_(op), state_(*state), input_(op, state), output_stage_(op, state), k_(op.kernel) {
     patch_size_ = k_.height * k_.width * op.ifm.depth;
     weights_ = op.dynamic_weights ? dynamic() : op.weights->data();
   }
@@ -83,7 +83,7 @@ class Convolution {
         const int16_t* patch = gather_patch(y, x);
         init_accumulators(state_, op_, y, x, 0, sums);
         accumulate(patch, sums);
-        writer_.write(y, x, sums);
+        output_stage_.write(y, x, sums);
       }
     }
   }
@@ -124,8 +124,8 @@ class Convolution {
 
   void accumulate(const int16_t* patch, int64_t* sums) const {
     const int16_t* weights = weights_;
-    const bool is_int16_product = op_.dynamic_weights && op_.ifm.bytes == 2;
-    const int32_t step = op_.ifm.bytes == 2 ? 64 : 4096;
+    const bool is_int16_product = op_.dynamic_weights && op_.ifm.element_size == 2;
+    const int32_t step = op_.ifm.element_size == 2 ? 64 : 4096;
     for (int32_t o = 0; o < op_.ofm.depth; ++o, weights += patch_size_) {
       sums[o] +=
           is_int16_product ? dot_int16(patch, weights, patch_size_) : dot_blocked(patch, weights, patch_size_, step);
@@ -135,7 +135,7 @@ class Convolution {
   const Operation& op_;
   NpuState& state_;
   PaddedInput input_;
-  Writer writer_;
+  OutputStage output_stage_;
   const Kernel& k_;
   int32_t patch_size_ = 0;
   const int16_t* weights_ = nullptr;
@@ -147,7 +147,7 @@ void run_convolution(const Operation& operation, NpuState* state) { Convolution(
 
 void run_depthwise(const Operation& op, NpuState* state) {
   const PaddedInput input(op, state);
-  const Writer writer(op, state);
+  const OutputStage output_stage(op, state);
   const Kernel& k = op.kernel;
   const int32_t depth = op.ofm.depth;
   int64_t* sums = state->row[0].data();
@@ -164,7 +164,7 @@ void run_depthwise(const Operation& op, NpuState* state) {
           }
         }
       }
-      writer.write(y, x, sums);
+      output_stage.write(y, x, sums);
     }
   }
 }

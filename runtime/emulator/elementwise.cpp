@@ -8,7 +8,7 @@ namespace {
 
 int64_t scale_operand(const OperandScale& scale, int64_t value) {
   value *= int64_t{1} << scale.left;
-  return scale.scaled ? scale_int64(value, scale.scale, scale.rounding) : value;
+  return scale.is_scaled ? scale_int64(value, scale.scale, scale.rounding) : value;
 }
 
 int64_t leading_zeros(int64_t value) {
@@ -122,7 +122,7 @@ class OperandReader {
 
 template <typename Compute>
 void for_each_pixel(const Operation& op, NpuState* state, Compute compute_one) {
-  const Writer writer(op, state);
+  const OutputStage output_stage(op, state);
   int64_t* out = state->row[0].data();
   OperandReader first(op, op.ifm, op.broadcast, op.scalar, *state, state->row[1].data());
   OperandReader second(op, op.ifm2, op.broadcast2, op.scalar2 || !op.uses_ifm2, *state, state->row[2].data());
@@ -136,7 +136,7 @@ void for_each_pixel(const Operation& op, NpuState* state, Compute compute_one) {
       for (int32_t c = 0; c < op.ofm.depth; ++c) {
         out[c] = compute_one(a[c], b[c]);
       }
-      writer.write(y, x, out);
+      output_stage.write(y, x, out);
     }
   }
 }

@@ -16,7 +16,7 @@ struct arm_npu_program {
   npu::Program program;
 };
 
-static_assert(npu::kUnwritten == ARM_NPU_UNWRITTEN && npu::kHazard == ARM_NPU_HAZARD);
+static_assert(npu::kUninitialized == ARM_NPU_UNINITIALIZED && npu::kHazard == ARM_NPU_HAZARD);
 
 namespace {
 
@@ -42,8 +42,8 @@ npu::Status execute(npu::Program* program, void* const* regions, size_t first, s
   return program->execute(bases, first, last);
 }
 
-std::vector<npu::Span> to_spans(const arm_npu_span* from, uint64_t count) {
-  std::vector<npu::Span> result;
+std::vector<npu::ByteRange> to_byte_ranges(const arm_npu_byte_range* from, uint64_t count) {
+  std::vector<npu::ByteRange> result;
   for (uint64_t i = 0; i < count; ++i) {
     if (from[i].region < npu::kRegions) {
       const auto start = static_cast<int64_t>(from[i].offset);
@@ -53,23 +53,23 @@ std::vector<npu::Span> to_spans(const arm_npu_span* from, uint64_t count) {
   return result;
 }
 
-void describe_dma(const npu::Dma& dma, arm_npu_operation* to) {
-  const bool moves = dma.count0 * dma.count1 > 0 && dma.length > 0 && dma.length <= INT32_MAX && !dma.scatters;
+void fill_dma(const npu::Dma& dma, arm_npu_operation* to) {
+  const bool moves = dma.count0 * dma.count1 > 0 && dma.length > 0 && dma.length <= INT32_MAX && !dma.is_scatter;
   to->region = dma.to_tables ? npu::kTableRegion : dma.target_region;
   to->address = dma.target;
   to->element_size = moves ? 1 : 0;
-  to->indexed = dma.gathers || dma.scatters ? 1 : 0;
+  to->indexed = dma.is_gather || dma.is_scatter ? 1 : 0;
   to->shape[0] = static_cast<int32_t>(dma.count1);
   to->shape[1] = static_cast<int32_t>(dma.count0);
   to->shape[2] = moves ? static_cast<int32_t>(dma.length) : 0;
 }
 
-void describe_output(const npu::Operation& op, arm_npu_operation* to) {
+void fill_output(const npu::Operation& op, arm_npu_operation* to) {
   const npu::FeatureMap map = op.stored();
   const bool chained = map.storage == npu::Storage::kChained;
   to->region = op.writes_memory() ? map.region : -1;
   to->address = op.writes_memory() ? map.base[0] : 0;
-  to->element_size = op.keeps_accumulators ? 0 : chained ? 4 : map.bytes;
+  to->element_size = op.keeps_accumulators ? 0 : chained ? 4 : map.element_size;
   to->is_signed = chained || map.is_signed ? 1 : 0;
   to->zero_point = map.zero_point;
   // A chained tensor is stored in the order in which it is computed.
@@ -101,39 +101,40 @@ int32_t arm_npu_step(arm_npu_program* program, uint64_t index, void* const* regi
   return report_error(execute(&program->program, regions, first, first + 1), message);
 }
 
-uint64_t arm_npu_reach(const arm_npu_program* program, int32_t region) {
-  return region >= 0 && region < npu::kRegions ? program->program.reach(region) : 0;
+uint64_t arm_npu_required_size(const arm_npu_program* program, int32_t region) {
+  return region >= 0 && region < npu::kRegions ? program->program.required_size(region) : 0;
 }
 
-int32_t arm_npu_check_accesses(arm_npu_program* program, const arm_npu_span* inputs, uint64_t input_count,
-                               const arm_npu_span* outputs, uint64_t output_count, uint32_t fatal_findings,
-                               arm_npu_message* message) try {
-  program->program.check_accesses(to_spans(inputs, input_count), to_spans(outputs, output_count), fatal_findings);
+int32_t arm_npu_enable_access_checker(arm_npu_program* program, const arm_npu_byte_range* inputs, uint64_t input_count,
+                                      const arm_npu_byte_range* outputs, uint64_t output_count, uint32_t fatal_findings,
+                                      arm_npu_message* message) try {
+  program->program.enable_access_checker(to_byte_ranges(inputs, input_count), to_byte_ranges(outputs, output_count),
+                                         fatal_findings);
   return 0;
 } catch (const std::exception& error) {
   report_error(error, message);
   return -1;
 }
 
-void arm_npu_measure(arm_npu_program* program, arm_npu_figures* figures) {
-  *figures = {};
-  figures->operations = program->program.operation_count();
-  figures->commands = program->program.command_count();
+void arm_npu_get_statistics(arm_npu_program* program, arm_npu_statistics* statistics) {
+  *statistics = {};
+  statistics->operations = program->program.operation_count();
+  statistics->commands = program->program.command_count();
   npu::AccessChecker* checker = program->program.access_checker();
   if (checker == nullptr) {
     return;
   }
-  const npu::Figures measured = checker->figures();
-  figures->macs = measured.macs;
-  figures->unwritten = measured.unwritten;
-  figures->hazards = measured.hazards;
-  std::copy_n(measured.bytes_read, npu::kRegions, figures->bytes_read);
-  std::copy_n(measured.bytes_written, npu::kRegions, figures->bytes_written);
-  std::copy_n(measured.peak, npu::kRegions, figures->peak);
-  std::copy_n(measured.touched, npu::kRegions, figures->touched);
+  const npu::ExecutionStatistics measured = checker->statistics();
+  statistics->macs = measured.macs;
+  statistics->uninitialized = measured.uninitialized;
+  statistics->hazards = measured.hazards;
+  std::copy_n(measured.bytes_read, npu::kRegions, statistics->bytes_read);
+  std::copy_n(measured.bytes_written, npu::kRegions, statistics->bytes_written);
+  std::copy_n(measured.peak, npu::kRegions, statistics->peak);
+  std::copy_n(measured.touched, npu::kRegions, statistics->touched);
 }
 
-int32_t arm_npu_describe(arm_npu_program* program, uint64_t index, arm_npu_operation* operation) {
+int32_t arm_npu_get_operation(arm_npu_program* program, uint64_t index, arm_npu_operation* operation) {
   if (index >= program->program.operation_count()) {
     return -1;
   }
@@ -141,24 +142,25 @@ int32_t arm_npu_describe(arm_npu_program* program, uint64_t index, arm_npu_opera
   const npu::Operation& op = program->program.operation(static_cast<size_t>(index));
   operation->name = op.name;
   operation->offset = op.offset;
-  operation->commands = op.order.commands;
+  operation->commands = op.scheduling.commands;
   if (program->program.access_checker() != nullptr) {
-    const npu::OperationFigures& figures = program->program.access_checker()->operation(static_cast<size_t>(index));
-    operation->macs = figures.macs;
-    std::copy_n(figures.bytes_read, npu::kRegions, operation->bytes_read);
-    std::copy_n(figures.bytes_written, npu::kRegions, operation->bytes_written);
+    const npu::OperationStatistics& statistics =
+        program->program.access_checker()->operation(static_cast<size_t>(index));
+    operation->macs = statistics.macs;
+    std::copy_n(statistics.bytes_read, npu::kRegions, operation->bytes_read);
+    std::copy_n(statistics.bytes_written, npu::kRegions, operation->bytes_written);
   }
   if (op.kind == npu::Kind::kDma) {
-    describe_dma(op.dma, operation);
+    fill_dma(op.dma, operation);
   } else {
-    describe_output(op, operation);
+    fill_output(op, operation);
   }
   return 0;
 }
 
-int32_t arm_npu_result(const arm_npu_program* program, uint64_t index, void* to, uint64_t size) {
+int32_t arm_npu_copy_output(const arm_npu_program* program, uint64_t index, void* to, uint64_t size) {
   const bool known = index < program->program.operation_count();
-  return known && program->program.copy_result(static_cast<size_t>(index), static_cast<uint8_t*>(to), size) ? 0 : -1;
+  return known && program->program.copy_output(static_cast<size_t>(index), static_cast<uint8_t*>(to), size) ? 0 : -1;
 }
 
 void arm_npu_free(arm_npu_program* program) { delete program; }

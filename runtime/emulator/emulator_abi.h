@@ -25,42 +25,41 @@ __attribute__((visibility("default"))) arm_npu_program* arm_npu_load(const void*
                                                                      arm_npu_message* message);
 
 // Executes the program. `regions` are the addresses of 8 regions, which have the sizes that arm_npu_load() was called
-// with, or at least arm_npu_reach() bytes. One program must not be executed by two threads at once. Returns 0, or an
-// error number with the reason in `message`.
+// with, or at least arm_npu_required_size() bytes. One program must not be executed by two threads at once. Returns 0,
+// or an error number with the reason in `message`.
 __attribute__((visibility("default"))) int32_t arm_npu_execute(arm_npu_program* program, void* const* regions,
                                                                arm_npu_message* message);
 
 // Returns an upper bound of the end offset of the last byte that execution accesses in a region. Weights and scales in
 // region 0, which arm_npu_load() decodes, do not count.
-__attribute__((visibility("default"))) uint64_t arm_npu_reach(const arm_npu_program* program, int32_t region);
+__attribute__((visibility("default"))) uint64_t arm_npu_required_size(const arm_npu_program* program, int32_t region);
 
 // A range of bytes in a region.
 typedef struct {
   uint64_t region, offset, size;
-} arm_npu_span;
+} arm_npu_byte_range;
 
 // Findings of the access checker, as bits. Findings in `fatal_findings` end an execution; others are only counted.
-#define ARM_NPU_UNWRITTEN 1u  // a read of unwritten memory, or an output that was not written
-#define ARM_NPU_HAZARD 2u     // no wait and no block dependency orders two conflicting accesses
+#define ARM_NPU_UNINITIALIZED 1u  // a read of uninitialized memory, or an output that was not written
+#define ARM_NPU_HAZARD 2u         // no wait and no block dependency orders two conflicting accesses
 
 // Enables the access checker for all following executions. Weights and `inputs` count as written. Returns 0, or -1 with
 // the reason in `message` if memory is exhausted.
-__attribute__((visibility("default"))) int32_t arm_npu_check_accesses(arm_npu_program* program,
-                                                                      const arm_npu_span* inputs, uint64_t input_count,
-                                                                      const arm_npu_span* outputs,
-                                                                      uint64_t output_count, uint32_t fatal_findings,
-                                                                      arm_npu_message* message);
+__attribute__((visibility("default"))) int32_t arm_npu_enable_access_checker(
+    arm_npu_program* program, const arm_npu_byte_range* inputs, uint64_t input_count, const arm_npu_byte_range* outputs,
+    uint64_t output_count, uint32_t fatal_findings, arm_npu_message* message);
 
 // Statistics of the last execution. Arrays have an entry for each region: bytes read and written, the end offset of the
 // last accessed byte (peak), and the number of distinct accessed bytes (touched). An operation counts each byte of an
 // operand once, even if hardware accesses it several times.
 typedef struct {
-  uint64_t operations, commands, macs, unwritten, hazards;
+  uint64_t operations, commands, macs, uninitialized, hazards;
   uint64_t bytes_read[8], bytes_written[8], peak[8], touched[8];
-} arm_npu_figures;
+} arm_npu_statistics;
 
-// Reads the statistics. Without arm_npu_check_accesses(), all except `operations` and `commands` are zero.
-__attribute__((visibility("default"))) void arm_npu_measure(arm_npu_program* program, arm_npu_figures* figures);
+// Reads the statistics. Without arm_npu_enable_access_checker(), all except `operations` and `commands` are zero.
+__attribute__((visibility("default"))) void arm_npu_get_statistics(arm_npu_program* program,
+                                                                   arm_npu_statistics* statistics);
 
 // An operation and the tensor that it writes. A tensor that stays inside the NPU has elements of 4 bytes, in the order
 // in which they are computed.
@@ -77,9 +76,9 @@ typedef struct {
   int32_t indexed;  // 1 for a DMA that gathers or scatters
 } arm_npu_operation;
 
-// Returns 0, or -1 if there is no operation `index`. Without arm_npu_check_accesses(), MACs and bytes are zero.
-__attribute__((visibility("default"))) int32_t arm_npu_describe(arm_npu_program* program, uint64_t index,
-                                                                arm_npu_operation* operation);
+// Returns 0, or -1 if there is no operation `index`. Without arm_npu_enable_access_checker(), MACs and bytes are zero.
+__attribute__((visibility("default"))) int32_t arm_npu_get_operation(arm_npu_program* program, uint64_t index,
+                                                                     arm_npu_operation* operation);
 
 // Executes only operation `index`. Calls for 0, 1, 2, ... together perform one execution. Returns the same values as
 // arm_npu_execute().
@@ -88,8 +87,8 @@ __attribute__((visibility("default"))) int32_t arm_npu_step(arm_npu_program* pro
 
 // Copies the output of operation `index`, which must be the operation that was executed last, in the order of `shape`.
 // Returns 0, or -1 if the output does not have `size` bytes.
-__attribute__((visibility("default"))) int32_t arm_npu_result(const arm_npu_program* program, uint64_t index, void* to,
-                                                              uint64_t size);
+__attribute__((visibility("default"))) int32_t arm_npu_copy_output(const arm_npu_program* program, uint64_t index,
+                                                                   void* to, uint64_t size);
 
 __attribute__((visibility("default"))) void arm_npu_free(arm_npu_program* program);
 

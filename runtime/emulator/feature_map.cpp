@@ -34,7 +34,7 @@ void load_as(const FeatureMap& map, const uint8_t* at, Out* out) {
 template <typename Out>
 void load(const FeatureMap& map, const uint8_t* region, int32_t y, int32_t x, Out* out) {
   const uint8_t* at = region + map.pixel_offset(y, x);
-  switch (map.bytes * 2 + (map.is_signed ? 1 : 0)) {
+  switch (map.element_size * 2 + (map.is_signed ? 1 : 0)) {
     case 2:
       return load_as<uint8_t>(map, at, out);
     case 3:
@@ -71,7 +71,7 @@ void tile_range(const FeatureMap& map, int tile, int32_t rows, int32_t columns, 
   }
   const int64_t y = (rows - 1) * map.stride_y, x = (columns - 1) * map.stride_x;
   const int64_t brick = map.bricks ? ((map.depth - 1) >> 4) * map.stride_c : 0;
-  const int64_t last = (map.bricks ? std::min(map.depth, int32_t{16}) : map.depth) * int64_t{map.bytes};
+  const int64_t last = (map.bricks ? std::min(map.depth, int32_t{16}) : map.depth) * int64_t{map.element_size};
   const int64_t start = map.base[tile];
   *low = std::min(*low, start + std::min<int64_t>(y, 0) + std::min<int64_t>(x, 0) + std::min<int64_t>(brick, 0));
   *high =
@@ -104,7 +104,7 @@ void load_pixel(const FeatureMap& map, const uint8_t* region, int32_t y, int32_t
 
 void store_pixel(const FeatureMap& map, uint8_t* region, int32_t y, int32_t x, const int64_t* values) {
   uint8_t* at = region + map.pixel_offset(y, x);
-  switch (map.bytes) {
+  switch (map.element_size) {
     case 1:
       return store_as<int8_t>(map, at, values);
     case 2:
@@ -118,7 +118,7 @@ void store_pixel(const FeatureMap& map, uint8_t* region, int32_t y, int32_t x, c
 
 void store_element(const FeatureMap& map, uint8_t* region, int32_t y, int32_t x, int32_t c, int64_t value) {
   // The NPU's memory is little endian.
-  std::memcpy(region + map.pixel_offset(y, x) + map.channel_offset(c), &value, map.bytes);
+  std::memcpy(region + map.pixel_offset(y, x) + map.channel_offset(c), &value, map.element_size);
 }
 
 }  // namespace arm_runtime::npu

@@ -26,8 +26,8 @@ struct FeatureMap {
           height1 = 0;  // size of the upper left tile; height1: rows of the upper right tile
   int32_t height = 0, width = 0, depth = 0;
   int32_t zero_point = 0;
-  uint8_t region = 0;  // for a chained tensor: the number of its buffer
-  uint8_t bytes = 1;   // of an element
+  uint8_t region = 0;        // for a chained tensor: the number of its buffer
+  uint8_t element_size = 1;  // in bytes
   bool is_signed = true;
   bool bricks = false;  // format NHCWB16: for a row, each 16 channels are contiguous
   Storage storage = Storage::kTiles;
@@ -44,7 +44,7 @@ struct FeatureMap {
   }
   // Returns the byte offset from element (y, x, 0) to element (y, x, c).
   int64_t channel_offset(int32_t c) const {
-    return bricks ? (c >> 4) * stride_c + (c & 15) * bytes : int64_t{c} * bytes;
+    return bricks ? (c >> 4) * stride_c + (c & 15) * element_size : int64_t{c} * element_size;
   }
 
   // Computes the range [low, high) of bytes that the tensor occupies in its region.

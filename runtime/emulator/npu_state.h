@@ -31,16 +31,16 @@ struct NpuState {
 };
 
 // Output stage: scales the accumulators of a pixel, applies the activation and stores the result.
-class Writer {
+class OutputStage {
  public:
-  Writer(const Operation& operation, NpuState* state) : op_(operation), state_(*state) {}
+  OutputStage(const Operation& operation, NpuState* state) : op_(operation), state_(*state) {}
 
   // `values` has an entry for each channel of the output, and is overwritten.
   void write(int32_t y, int32_t x, int64_t* values) const;
 
  private:
   void scale(int64_t* values) const;
-  void finish(int64_t* values) const;
+  void apply_activation(int64_t* values) const;
   void store(int32_t y, int32_t x, const int64_t* values) const;
 
   const Operation& op_;

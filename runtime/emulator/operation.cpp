@@ -66,7 +66,7 @@ class OperationReader {
     map->height1 = static_cast<int32_t>(r_.parameter(from.width0 + 2)) + 1;
     map->region = static_cast<uint8_t>(r_.parameter(from.region) & 7);
     map->is_signed = r_.bits(from.precision, 0, 1) != 0;
-    map->bytes = static_cast<uint8_t>(1u << r_.bits(from.precision, from.bytes_at, 2));
+    map->element_size = static_cast<uint8_t>(1u << r_.bits(from.precision, from.bytes_at, 2));
     map->bricks = r_.bits(from.precision, 6, 2) == 1;
     map->zero_point =
         map->is_signed ? r_.signed16(from.zero_point) : static_cast<int32_t>(r_.parameter(from.zero_point));
@@ -99,7 +99,7 @@ class OperationReader {
   }
 
   Status read_output_u55() {
-    Output& out = op_.output;
+    OutputParameters& out = op_.output;
     const bool global = r_.bits(kOfmPrecision, 8, 1) != 0;
     // Pools and elementwise operations read no per-channel scales. In the programs that Arm published, they clear the
     // bit, but SCALE_BASE does not point to scales. If the emulator read scales there, the results of 15 of the 34
@@ -113,24 +113,24 @@ class OperationReader {
     out.rounding = kModes[r_.bits(kOfmPrecision, 14, 2)];
     const uint32_t function = r_.bits(kActivation, 0, 5);
     const uint32_t forced = r_.bits(kActivation, 12, 3);
-    const bool narrow = op_.ofm.bytes <= 2;
+    const bool narrow = op_.ofm.element_size <= 2;
     out.clip = narrow || forced != 0;
     read_clip_bounds(narrow ? op_.ofm.is_signed : forced != 2);
     if (function >= 16 && function < 24) {
       // A slot has 256 bytes. A 16-bit table takes all eight slots.
-      out.table = op_.ofm.bytes == 2 ? Table::k16 : op_.ofm.bytes == 4 ? Table::k8to32 : Table::k8to8;
+      out.table = op_.ofm.element_size == 2 ? Table::k16 : op_.ofm.element_size == 4 ? Table::k8to32 : Table::k8to8;
       out.table_at = static_cast<uint16_t>((function - 16) * 256);
       out.table_signed = op_.ofm.is_signed;
       const int bytes = out.table == Table::k16 ? 2048 : out.table == Table::k8to32 ? 1024 : 256;
       return out.table_at + bytes > 2048 ? failure(Error::kShape, "table % does not exist", function - 16) : Status{};
     }
-    if (op_.ofm.bytes == 4) {
+    if (op_.ofm.element_size == 4) {
       // Without a table, 32-bit results have no zero point: the NPU ignores the register, in which 22 of the 34
       // programs that Arm published leave the zero point of another operation. Observed on U55 and U65.
       op_.ofm.zero_point = 0;
     }
     if (function == 3 || function == 4) {
-      return set_builtin_activation(function == 3 ? Function::kTanh : Function::kSigmoid);
+      return set_builtin_activation(function == 3 ? ActivationFunction::kTanh : ActivationFunction::kSigmoid);
     }
     if (function != 0) {
       return failure(Error::kUnsupported, "activation function %", function);
@@ -138,16 +138,17 @@ class OperationReader {
     return {};
   }
 
-  Status set_builtin_activation(Function function) {
+  Status set_builtin_activation(ActivationFunction function) {
     op_.output.function = function;
     op_.output.clip = false;
-    return op_.ofm.bytes == 2 ? Status{}
-                              : failure(Error::kUnsupported, "a built-in activation function with results of % bits",
-                                        op_.ofm.bytes * 8);
+    return op_.ofm.element_size == 2
+               ? Status{}
+               : failure(Error::kUnsupported, "a built-in activation function with results of % bits",
+                         op_.ofm.element_size * 8);
   }
 
   Status read_output_u85() {
-    Output& out = op_.output;
+    OutputParameters& out = op_.output;
     out.per_channel = r_.bits(kOfmPrecision, 8, 1) == 0;
     out.reverse = static_cast<uint8_t>(r_.bits(kOfmPrecision, 9, 2));
     out.transpose = static_cast<uint8_t>(r_.bits(kOfmPrecision, 11, 3));
@@ -166,7 +167,7 @@ class OperationReader {
     out.table_signed = function == 0 ? op_.ofm.is_signed : function != 1;
     read_clip_bounds(out.table_signed);
     if (function == 10 || function == 11) {
-      return set_builtin_activation(function == 10 ? Function::kTanh : Function::kSigmoid);
+      return set_builtin_activation(function == 10 ? ActivationFunction::kTanh : ActivationFunction::kSigmoid);
     }
     constexpr uint16_t kSizes[] = {0, 256, 0, 0, 256, 512, 0, 1024, 2048, 2048};
     constexpr Table kTables[] = {Table::kNone,  Table::k8to8, Table::kNone,  Table::kNone, Table::k8to8,
@@ -185,7 +186,7 @@ class OperationReader {
   }
 
   void read_clip_bounds(bool as_signed) {
-    Output& out = op_.output;
+    OutputParameters& out = op_.output;
     out.low = as_signed ? r_.signed16(kActivationMin) : static_cast<int64_t>(r_.parameter(kActivationMin));
     out.high = as_signed ? r_.signed16(kActivationMax) : static_cast<int64_t>(r_.parameter(kActivationMax));
   }
@@ -230,7 +231,8 @@ class OperationReader {
     if (int64_t{k.height} * k.width * op_.ifm.depth > kMaxTaps) {
       return failure(Error::kShape, "the kernel has % rows and % columns", k.height, k.width);
     }
-    if (op_.kind != Kind::kPool && (op_.ifm.bytes > 2 || (op_.dynamic_weights && r_.bits(kIfm2Precision, 2, 2) > 1))) {
+    if (op_.kind != Kind::kPool &&
+        (op_.ifm.element_size > 2 || (op_.dynamic_weights && r_.bits(kIfm2Precision, 2, 2) > 1))) {
       return failure(Error::kUnsupported, "a convolution of numbers of more than 16 bits");
     }
     if (op_.ifm.height < 1 || op_.ifm.width < 1) {
@@ -303,7 +305,7 @@ class OperationReader {
     if (op_.upscale != Upscale::kNone) {
       return failure(Error::kUnsupported, "an elementwise operation that scales its input up");
     }
-    if (op_.ifm.bytes > 4 || (op_.uses_ifm2 && op_.ifm2.bytes > 4)) {
+    if (op_.ifm.element_size > 4 || (op_.uses_ifm2 && op_.ifm2.element_size > 4)) {
       return failure(Error::kUnsupported, "an elementwise operation on 64 bits");
     }
     return {};
@@ -311,8 +313,8 @@ class OperationReader {
 
   // Applies the rules of elementwise operations that the output registers do not express.
   void apply_elementwise_rules() {
-    Output& out = op_.output;
-    if (op_.mode == kMul && op_.ifm.bytes == 4) {
+    OutputParameters& out = op_.output;
+    if (op_.mode == kMul && op_.ifm.element_size == 4) {
       // OFM_SCALE only shifts 32-bit products. Vela's source says so for U55 and U65 (tflite_graph_optimiser.py: "32
       // bit Mul op do not scale the value") and for U85 (ethos_u85_constraints.cpp), and all programs that Arm
       // published agree. A 32-bit SUB on U85 is scaled.
@@ -324,7 +326,7 @@ class OperationReader {
       op_.scale_b = {true, out.scale, out.rounding, 0};
       out.scale = {};
     }
-    if ((op_.mode == kMul || op_.mode == kAdd || op_.mode == kSub) && op_.ofm.bytes == 4 && op_.ofm.is_signed &&
+    if ((op_.mode == kMul || op_.mode == kAdd || op_.mode == kSub) && op_.ofm.element_size == 4 && op_.ofm.is_signed &&
         !out.clip) {
       // Products, sums and differences saturate. Inferred from the softmax of Vela's legacy core for U55 and U65: for
       // one large logit, it gives TFLite's result 127 with saturation, and -128 with wrap-around. Not observed on U85.
@@ -347,7 +349,7 @@ class OperationReader {
       to->scale.multiplier = r_.word(key) & 0x7FFFFFFF;
       to->scale.shift = static_cast<uint8_t>(r_.bits(key, 0, 6));
       to->rounding = r_.bits(key, 13, 1) != 0 ? Rounding::kNatural : Rounding::kDouble;
-      to->scaled = to->scale.multiplier != 1 || to->scale.shift != 0;
+      to->is_scaled = to->scale.multiplier != 1 || to->scale.shift != 0;
     };
     // Sums, differences, comparisons, minima and maxima can have operands of different scales. LRELU uses the first
     // scale for values from 0 on, and the second for negative values.
@@ -378,18 +380,18 @@ class OperationReader {
     const uint32_t which = r_.bits(kIfmPrecision, 8, 2);
     constexpr Rounding kModes[] = {Rounding::kDouble, Rounding::kTowardsZero, Rounding::kNatural, Rounding::kNatural};
     if (which == 0) {
-      op_.scale_a.scaled = op_.scale_b.scaled = true;
+      op_.scale_a.is_scaled = op_.scale_b.is_scaled = true;
       op_.scale_a.scale.multiplier = r_.word(kOpaScale) & 0xFFFF;
       op_.scale_b.scale.multiplier = r_.word(kOpbScale) & 0xFFFF;
       return;
     }
     OperandScale& scaled = which == 1 ? op_.scale_a : op_.scale_b;
     OperandScale& shifted = which == 1 ? op_.scale_b : op_.scale_a;
-    scaled.scaled = true;
+    scaled.is_scaled = true;
     scaled.scale.multiplier = r_.word(kOpaScale);
     scaled.scale.shift = static_cast<uint8_t>(r_.bits(kOpaScale, 0, 6));
     scaled.rounding = kModes[r_.bits(kIfmPrecision, 14, 2)];
-    shifted.left = op_.ifm.bytes == 1 ? 19 : 14;
+    shifted.left = op_.ifm.element_size == 1 ? 19 : 14;
   }
 
   Status read_resize() {
@@ -411,8 +413,8 @@ class OperationReader {
     z.step_y = step(kResizeYStep, z.scale_y);
     op_.ifm.height = static_cast<int32_t>(r_.parameter(kKernelHeightM1)) + 1;
     op_.ifm.width = static_cast<int32_t>(r_.parameter(kKernelWidthM1)) + 1;
-    if (op_.ifm.bytes > 2) {
-      return failure(Error::kUnsupported, "a resize of % bytes", op_.ifm.bytes);
+    if (op_.ifm.element_size > 2) {
+      return failure(Error::kUnsupported, "a resize of % bytes", op_.ifm.element_size);
     }
     return check_channels();
   }
@@ -429,11 +431,11 @@ class OperationReader {
     d.source -= d.from_tables ? npu_.tables : 0;
     d.target -= d.to_tables ? npu_.tables : 0;
     const uint32_t rank = r_.bits(npu_.is_u85() ? kDmaSrcRegion : kDmaDstRegion, 9, 2);
-    d.gathers = npu_.is_u85() && r_.bits(kDmaSrcRegion, 11, 1) != 0;
-    d.scatters = npu_.is_u85() && r_.bits(kDmaDstRegion, 11, 1) != 0;
+    d.is_gather = npu_.is_u85() && r_.bits(kDmaSrcRegion, 11, 1) != 0;
+    d.is_scatter = npu_.is_u85() && r_.bits(kDmaDstRegion, 11, 1) != 0;
     // SIZE0 is the number of rows of 2D and 3D copies and of copies with indices. 19 of the 34 programs that Arm
     // published copy one row with SIZE0 never set, or left from another DMA.
-    d.count0 = rank >= 1 || d.gathers || d.scatters ? r_.parameter(kDmaSize0) : 1;
+    d.count0 = rank >= 1 || d.is_gather || d.is_scatter ? r_.parameter(kDmaSize0) : 1;
     d.count1 = rank >= 2 ? r_.parameter(kDmaSize1) : 1;
     if (!npu_.is_u85()) {
       // U55 and U65: the registers contain the distance from the end of a target row to the start of the next one. The
@@ -513,7 +515,7 @@ WeightLayout weight_layout(const Registers& registers, const Operation& operatio
   layout.dilation_y = kernel.dilation_y;
   layout.part_kernel = kernel.part_kernel;
   layout.ofm_block_depth = static_cast<int32_t>(registers.parameter(kOfmBlkDepthM1)) + 1;
-  layout.ifm_bits = operation.ifm.bytes * 8;
+  layout.ifm_bits = operation.ifm.element_size * 8;
   if (u85) {
     constexpr int32_t kMicroblocks[] = {1, 2, 4, 4, 8, 16, 1, 1};
     layout.microblock = kMicroblocks[registers.bits(kAccFormat, 8, 3)];

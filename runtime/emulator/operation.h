@@ -7,7 +7,7 @@
 #include "emulator/command_stream.h"
 #include "emulator/feature_map.h"
 #include "emulator/scaling.h"
-#include "emulator/weights.h"
+#include "emulator/weight_decoder.h"
 
 namespace arm_runtime::npu {
 
@@ -54,7 +54,7 @@ struct Kernel {
 enum class Table : uint8_t { kNone, k8to8, k8to16, k8to32, k16 };
 
 // Parameters of the output stage, which converts accumulators to stored values.
-struct Output {
+struct OutputParameters {
   bool per_channel = false;
   Scale scale;
   Rounding rounding = Rounding::kNatural;
@@ -64,13 +64,13 @@ struct Output {
   uint16_t table_at = 0;              // byte offset in the memory for tables
   bool table_full_precision = false;  // k16: 32-bit results without rounding
   bool table_signed = true;
-  Function function = Function::kNone;  // replaces a table; its input is not clipped
+  ActivationFunction function = ActivationFunction::kNone;  // replaces a table; its input is not clipped
   uint8_t transpose = 0, reverse = 0;
 };
 
 // Scaling of an operand before an elementwise operation.
 struct OperandScale {
-  bool scaled = false;
+  bool is_scaled = false;
   Scale scale;
   Rounding rounding = Rounding::kDouble;
   uint8_t left = 0;  // left shift before the scaling
@@ -81,7 +81,7 @@ enum Broadcast : uint8_t { kBroadcastH = 1, kBroadcastW = 2, kBroadcastC = 4 };
 struct Dma {
   uint8_t source_region = 0, target_region = 0, index_region = 0;
   bool to_tables = false, from_tables = false;
-  bool gathers = false, scatters = false;
+  bool is_gather = false, is_scatter = false;
   int64_t source = 0, target = 0, length = 0;
   int64_t count0 = 1, count1 = 1;
   int64_t source_stride0 = 0, source_stride1 = 0, target_stride0 = 0, target_stride1 = 0;
@@ -96,13 +96,13 @@ struct Resize {
 };
 
 // A range of bytes in a region.
-struct Span {
+struct ByteRange {
   uint8_t region = 0;
   int64_t start = 0, end = 0;
 };
 
 // Ordering of an operation relative to the previous ones, for the access checker.
-struct Order {
+struct SchedulingInfo {
   static constexpr uint8_t kNoWait = 0xFF;
   // Maximum number of kernels and of DMAs that may be in flight when the operation starts.
   uint8_t kernel_wait = kNoWait, dma_wait = kNoWait;
@@ -127,7 +127,7 @@ struct Operation {
   OperandScale scale_a, scale_b;
   Kernel kernel;
   Upscale upscale = Upscale::kNone;
-  Output output;
+  OutputParameters output;
   bool wide_accumulators = false;       // 40 bits (U55, U65) or 48 bits (U85) instead of 32
   bool starts_from_ifm2 = false;        // initialized with IFM2
   bool continues_accumulators = false;  // initialized with the accumulators of the previous operation
@@ -138,10 +138,10 @@ struct Operation {
   const std::vector<int16_t>* weights = nullptr;
   const std::vector<ChannelScale>* scales = nullptr;
   // Byte ranges of up to four weight streams (one per core) and of up to two streams of scales.
-  Span constants[6];
+  ByteRange constants[6];
   const uint8_t* constant_sources[6] = {};  // addresses in region 0, or in a joined copy of parts of it
   uint8_t constant_count = 0;
-  Order order;
+  SchedulingInfo scheduling;
 
   // Records that the operation reads weights or scales, for the access checker.
   void add_constant(uint32_t region, int64_t address, size_t bytes, const uint8_t* source) {

@@ -21,7 +21,7 @@ Scale reciprocal(int64_t count) {
 
 class Pool {
  public:
-  Pool(const Operation& op, NpuState* state) : op_(op), state_(*state), writer_(op, state), k_(op.kernel) {}
+  Pool(const Operation& op, NpuState* state) : op_(op), state_(*state), output_stage_(op, state), k_(op.kernel) {}
 
   void run() {
     int64_t* values = state_.row[0].data();
@@ -30,7 +30,7 @@ class Pool {
       for (int32_t x = 0; x < op_.ofm.width; ++x) {
         init_accumulators(state_, op_, y, x, initial_value(), values);
         compute_pixel(y, x, values);
-        writer_.write(y, x, values);
+        output_stage_.write(y, x, values);
       }
     }
   }
@@ -125,7 +125,7 @@ class Pool {
 
   const Operation& op_;
   NpuState& state_;
-  Writer writer_;
+  OutputStage output_stage_;
   const Kernel& k_;
 };
 

@@ -81,7 +81,7 @@ Status Program::load(const uint8_t* stream, size_t stream_size, Bytes weights, c
     if (!status.ok()) {
       return status;
     }
-    ++order_.commands;
+    ++scheduling_.commands;
     ++commands_;
     if (command.sets_register()) {
       registers->set(command);
@@ -103,26 +103,26 @@ Status Program::load(const uint8_t* stream, size_t stream_size, Bytes weights, c
 }
 
 void Program::add_wait(const Command& command) {
-  uint8_t& limit = command.key == kOpDmaWait ? order_.dma_wait : order_.kernel_wait;
+  uint8_t& limit = command.key == kOpDmaWait ? scheduling_.dma_wait : scheduling_.kernel_wait;
   limit = std::min(limit, static_cast<uint8_t>(command.parameter & 15));
 }
 
-// Returns the ordering of this operation, and resets `order_` for the next one.
-Order Program::take_order(const Registers& registers, const Operation& op) {
-  Order order = order_;
-  order_ = {};
-  order.blockdep = static_cast<uint8_t>(registers.bits(kBlockdep, 0, 3));
+// Returns the scheduling information of this operation, and resets `scheduling_` for the next one.
+SchedulingInfo Program::take_scheduling(const Registers& registers, const Operation& op) {
+  SchedulingInfo scheduling = scheduling_;
+  scheduling_ = {};
+  scheduling.blockdep = static_cast<uint8_t>(registers.bits(kBlockdep, 0, 3));
   for (int i = 0; i < 3; ++i) {
     constexpr int kBlock[] = {kOfmBlkHeightM1, kOfmBlkWidthM1, kOfmBlkDepthM1};
-    order.ofm_block[i] = static_cast<int32_t>(registers.parameter(kBlock[i])) + 1;
+    scheduling.ofm_block[i] = static_cast<int32_t>(registers.parameter(kBlock[i])) + 1;
   }
-  order.ifm_block = ifm_block_depth(configuration_, weight_layout(registers, op, configuration_.is_u85()));
-  return order;
+  scheduling.ifm_block = ifm_block_depth(configuration_, weight_layout(registers, op, configuration_.is_u85()));
+  return scheduling;
 }
 
 Status Program::finish() {
   for (int i = 0; i < kRegions; ++i) {
-    state_.regions[i].size = std::min(state_.regions[i].size, reach_[i]);
+    state_.regions[i].size = std::min(state_.regions[i].size, required_sizes_[i]);
   }
   return work() > kMaxWork ? failure(Error::kShape, "there are % elements to compute", static_cast<int64_t>(work()))
                            : Status{};
@@ -142,29 +142,30 @@ Status Program::add_operation(const Command& command, const Registers& registers
   }
   const Dma& dma = op.dma;
   if (op.kind == Kind::kDma) {
-    extend_reach(dma);
+    extend_required_size(dma);
   }
-  if (op.kind == Kind::kDma && dma.source_region == 0 && !dma.to_tables && !dma.from_tables && !dma.gathers &&
-      !dma.scatters && dma.count0 == 1 && dma.count1 == 1) {
+  if (op.kind == Kind::kDma && dma.source_region == 0 && !dma.to_tables && !dma.from_tables && !dma.is_gather &&
+      !dma.is_scatter && dma.count0 == 1 && dma.count1 == 1) {
     copies_.push_back({dma.target_region, dma.target, dma.length, dma.source});
   }
   if (op.kind != Kind::kDma) {
     kept_accumulators_ = op.keeps_accumulators ? op.ofm.elements() : 0;
   }
   state_.reserve(op);
-  op.order = take_order(registers, op);
+  op.scheduling = take_scheduling(registers, op);
   operations_.push_back(op);
   return {};
 }
 
-void Program::extend_reach(int region, int128_t end) {
+void Program::extend_required_size(int region, int128_t end) {
   const int128_t size = state_.regions[region].size;
-  reach_[region] = std::max(reach_[region], static_cast<uint64_t>(std::clamp(end, int128_t{0}, size)));
+  required_sizes_[region] =
+      std::max(required_sizes_[region], static_cast<uint64_t>(std::clamp(end, int128_t{0}, size)));
 }
 
-// Extends the reach of the regions to the end of the last row of a DMA. For a gather or scatter, this is the row
-// `index_max`. Execution checks the bounds of all rows.
-void Program::extend_reach(const Dma& d) {
+// Extends the required size of the regions to the end of the last row of a DMA. For a gather or scatter, this is the
+// row `index_max`. Execution checks the bounds of all rows.
+void Program::extend_required_size(const Dma& d) {
   if (d.count0 == 0 || d.count1 == 0) {
     return;
   }
@@ -174,14 +175,14 @@ void Program::extend_reach(const Dma& d) {
            d.length;
   };
   if (!d.from_tables) {
-    extend_reach(d.source_region, end(d.source, d.gathers, d.source_stride0, d.source_stride1));
+    extend_required_size(d.source_region, end(d.source, d.is_gather, d.source_stride0, d.source_stride1));
   }
   if (!d.to_tables) {
-    extend_reach(d.target_region, end(d.target, d.scatters, d.target_stride0, d.target_stride1));
+    extend_required_size(d.target_region, end(d.target, d.is_scatter, d.target_stride0, d.target_stride1));
   }
-  if (d.gathers || d.scatters) {
+  if (d.is_gather || d.is_scatter) {
     const int128_t row = int128_t{4} * d.count0;
-    extend_reach(d.index_region, d.index + row + std::max(int128_t{0}, (row + d.index_skip) * (d.count1 - 1)));
+    extend_required_size(d.index_region, d.index + row + std::max(int128_t{0}, (row + d.index_skip) * (d.count1 - 1)));
   }
 }
 
@@ -201,7 +202,7 @@ Status Program::check_map(const FeatureMap& map, const char* reason) {
   if (low < 0 || high > size) {
     return failure(Error::kMemory, reason, low, high, size);
   }
-  extend_reach(map.region, high);
+  extend_required_size(map.region, high);
   return {};
 }
 
@@ -378,7 +379,8 @@ uint64_t Program::work() const {
   return sum;
 }
 
-void Program::check_accesses(std::vector<Span> inputs, std::vector<Span> outputs, uint32_t fatal_findings) {
+void Program::enable_access_checker(std::vector<ByteRange> inputs, std::vector<ByteRange> outputs,
+                                    uint32_t fatal_findings) {
   checker_ = std::make_unique<AccessChecker>();
   checker_->prepare(configuration_, state_, weights_.size, operations_.size(), std::move(inputs), std::move(outputs),
                     fatal_findings);
@@ -410,18 +412,18 @@ Status Program::execute(uint8_t* const* regions, size_t first, size_t last) {
 // Tests that copies of constants outside of region 0 have the bytes that were decoded at load.
 Status Program::check_constants(const Operation& op) const {
   for (int i = 0; i < op.constant_count; ++i) {
-    const Span& span = op.constants[i];
-    const Region& region = state_.regions[span.region];
-    const auto size = static_cast<size_t>(span.end - span.start);
-    if (span.region != 0 && std::memcmp(region.data + span.start, op.constant_sources[i], size) != 0) {
+    const ByteRange& range = op.constants[i];
+    const Region& region = state_.regions[range.region];
+    const auto size = static_cast<size_t>(range.end - range.start);
+    if (range.region != 0 && std::memcmp(region.data + range.start, op.constant_sources[i], size) != 0) {
       return failure(Error::kWeights, "bytes % to % of region % are not the weights that DMAs have copied there",
-                     span.start, span.end - 1, span.region);
+                     range.start, range.end - 1, range.region);
     }
   }
   return {};
 }
 
-bool Program::copy_result(size_t index, uint8_t* to, uint64_t size) const {
+bool Program::copy_output(size_t index, uint8_t* to, uint64_t size) const {
   const Operation& op = operations_[index];
   uint64_t done = 0;
   bool fits = true;

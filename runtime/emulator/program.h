@@ -25,9 +25,9 @@ class Program {
   Status execute(uint8_t* const* regions, size_t first, size_t last);
   // Copies the output of operation `index`, which must be the operation that was executed last. Returns false if the
   // output does not have `size` bytes.
-  bool copy_result(size_t index, uint8_t* to, uint64_t size) const;
+  bool copy_output(size_t index, uint8_t* to, uint64_t size) const;
   // Enables the access checker for all following executions.
-  void check_accesses(std::vector<Span> inputs, std::vector<Span> outputs, uint32_t fatal_findings);
+  void enable_access_checker(std::vector<ByteRange> inputs, std::vector<ByteRange> outputs, uint32_t fatal_findings);
   AccessChecker* access_checker() { return checker_.get(); }
 
   const Configuration& configuration() const { return configuration_; }
@@ -38,7 +38,7 @@ class Program {
   uint64_t work() const;
   // Returns an upper bound of the end offset of the last byte that execution accesses in a region. Weights and scales
   // in region 0, which load() decodes, do not count. A region needs no more bytes than this.
-  uint64_t reach(int region) const { return state_.regions[region].size; }
+  uint64_t required_size(int region) const { return state_.regions[region].size; }
 
  private:
   // A DMA of one row from region 0, which may contain constants.
@@ -49,14 +49,14 @@ class Program {
 
   Status add_operation(const Command& command, const Registers& registers);
   void add_wait(const Command& command);
-  Order take_order(const Registers& registers, const Operation& op);
+  SchedulingInfo take_scheduling(const Registers& registers, const Operation& op);
   Status finish();
   Status run_operation(const Operation& operation);
   Status check_operation(const Operation& operation);
   Status check_constants(const Operation& operation) const;
   Status check_map(const FeatureMap& map, const char* reason);
-  void extend_reach(const Dma& dma);
-  void extend_reach(int region, int128_t end);
+  void extend_required_size(const Dma& dma);
+  void extend_required_size(int region, int128_t end);
   Status add_constants(const Registers& registers, Operation* operation);
   Status add_weights(const Registers& registers, Operation* operation);
   Status add_scales(const Registers& registers, Operation* operation);
@@ -70,12 +70,12 @@ class Program {
   std::vector<Operation> operations_;
   std::vector<Copy> copies_;
   std::set<std::vector<uint8_t>> joined_constants_;  // constants that DMAs copy from several places; see join()
-  Order order_;                                      // ordering of the next operation
+  SchedulingInfo scheduling_;                        // scheduling information of the next operation
   Command stop_;
   uint64_t commands_ = 0;
   std::unique_ptr<AccessChecker> checker_;
   int64_t kept_accumulators_ = 0;  // number of accumulators that the last operation leaves
-  uint64_t reach_[kRegions] = {};
+  uint64_t required_sizes_[kRegions] = {};
   // The keys contain location and layout, so that stripes of one operator share decoded weights and scales.
   std::map<std::vector<int64_t>, std::unique_ptr<std::vector<int16_t>>> decoded_weights_;
   std::map<std::vector<int64_t>, std::unique_ptr<std::vector<ChannelScale>>> decoded_scales_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // int8 convolutions. Sums of products have 32 bits. The padding has the input's zero point, so it adds nothing.
-#include "kernels/convolution.h"
+#include "kernels/convolution_arguments.h"
 #include "kernels/multiply_accumulate.h"
 #include "kernels/registration.h"
 
@@ -15,7 +15,7 @@ constexpr const char kDepthwiseNhwc[] = "cortex_m::quantized_depthwise_conv2d_nh
 // Number of channels of a depthwise convolution whose sums are computed together.
 constexpr int32_t kBlock = 64;
 
-int64_t result_size(const Axis& axis) {
+int64_t result_size(const ConvolutionAxis& axis) {
   const int64_t window = int64_t{axis.dilation} * (axis.kernel - 1) + 1;
   const int64_t steps = int64_t{axis.input} + 2 * int64_t{axis.padding} - window;
   return steps < 0 ? 0 : steps / axis.stride + 1;
@@ -25,8 +25,8 @@ int64_t result_size(const Axis& axis) {
 // the kernel of the output channel.
 int32_t convolve_window(const Convolution& convolution, const int8_t* input, const int8_t* weights, int32_t y,
                         int32_t x) {
-  const Axis& rows = convolution.rows;
-  const Axis& columns = convolution.columns;
+  const ConvolutionAxis& rows = convolution.rows;
+  const ConvolutionAxis& columns = convolution.columns;
   const int32_t depth = convolution.kernel_channels;
   const int32_t first = columns.first_tap(x);
   const int32_t taps = columns.end_tap(x) - first;
@@ -70,8 +70,8 @@ void convolve_pixel(const Convolution& convolution, const int8_t* input, const i
 // channels. `input` points to an image of the batch.
 void convolve_depthwise_block(const Convolution& convolution, int32_t multiplier, const int8_t* input,
                               const int8_t* weights, int32_t y, int32_t x, int32_t begin, int32_t count, int8_t* out) {
-  const Axis& rows = convolution.rows;
-  const Axis& columns = convolution.columns;
+  const ConvolutionAxis& rows = convolution.rows;
+  const ConvolutionAxis& columns = convolution.columns;
   uint32_t sums[kBlock] = {};
   for (int32_t ky = rows.first_tap(y); ky < rows.end_tap(y); ++ky) {
     for (int32_t kx = columns.first_tap(x); kx < columns.end_tap(x); ++kx) {

@@ -10,7 +10,7 @@
 #include <limits>
 
 #include "common/executorch.h"
-#include "kernels/arguments.h"
+#include "kernels/argument_checker.h"
 #include "kernels/fixed_point.h"
 #include "kernels/registration.h"
 
@@ -206,7 +206,7 @@ Sizes pad_sizes(const Tensor& tensor) {
 
 // Whether CMSIS-NN reads wrong elements when it broadcasts `row` to `full`: each row of `row` has one element, `row`
 // has several rows, and the rows of `full` have several columns.
-bool is_broadcast_wrong(const Sizes& row, const Sizes& full) {
+bool has_cmsis_broadcast_bug(const Sizes& row, const Sizes& full) {
   return row[1] > 1 && row[2] == 1 && row[3] == 1 && full[2] > 1;
 }
 
@@ -245,12 +245,12 @@ bool check_broadcast(ArgumentChecker& check, const Tensor& first, const Tensor& 
   }
   const SizesType* of_result = sizes.data() + (kMaxBroadcastRank - rank);
   const bool resized = executorch::runtime::resize_tensor(out, {of_result, static_cast<size_t>(rank)}) == Error::Ok;
-  const bool is_wrong = is_broadcast_wrong(a, b) || is_broadcast_wrong(b, a);
+  const bool has_bug = has_cmsis_broadcast_bug(a, b) || has_cmsis_broadcast_bug(b, a);
   const bool is_scalar =
       (first.numel() == 1 && has_same_order(second, out)) || (second.numel() == 1 && has_same_order(first, out));
   const bool are_contiguous = is_contiguous(first) && is_contiguous(second) && is_contiguous(out);
   return check.require(resized, "out", "cannot have the shape of the result") &&
-         check.require(!is_wrong, "other", "cannot be broadcast: CMSIS-NN repeats single elements of rows wrongly") &&
+         check.require(!has_bug, "other", "cannot be broadcast: CMSIS-NN repeats single elements of rows wrongly") &&
          check.require(is_scalar || are_contiguous, "other", "can be broadcast only in contiguous memory format");
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // int8 linear layers and matrix products. Sums of products have 32 bits.
-#include "kernels/arguments.h"
+#include "kernels/argument_checker.h"
 #include "kernels/fixed_point.h"
 #include "kernels/multiply_accumulate.h"
 #include "kernels/registration.h"

@@ -9,7 +9,7 @@
 #include <cstring>
 
 #include "common/executorch.h"
-#include "kernels/arguments.h"
+#include "kernels/argument_checker.h"
 #include "kernels/registration.h"
 
 namespace arm_runtime {

@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "common/executorch.h"
-#include "kernels/arguments.h"
+#include "kernels/argument_checker.h"
 #include "kernels/fixed_point.h"
 #include "kernels/registration.h"
 
@@ -21,7 +21,7 @@ constexpr const char kMaximum[] = "cortex_m::quantized_max_pool2d.out";
 constexpr const char kMaximumNhwc[] = "cortex_m::quantized_max_pool2d_nhwc.out";
 
 // Windows along one spatial axis.
-struct Axis {
+struct PoolingAxis {
   int64_t size;  // of the input
   int64_t kernel;
   int64_t stride;
@@ -35,13 +35,13 @@ struct Axis {
 struct Pooling {
   int64_t batch;
   int64_t channels;
-  Axis height;
-  Axis width;
+  PoolingAxis height;
+  PoolingAxis width;
 };
 
 // The number of windows as PyTorch counts them: with ceil_mode, a last window may extend past the padding, but must
 // start before the padding on the right.
-int64_t count_windows(const Axis& axis, bool ceil_mode) {
+int64_t count_windows(const PoolingAxis& axis, bool ceil_mode) {
   const int64_t span = axis.size + 2 * axis.padding - axis.kernel;
   const int64_t windows = (span + (ceil_mode ? axis.stride - 1 : 0)) / axis.stride + 1;
   return ceil_mode && (windows - 1) * axis.stride >= axis.size + axis.padding ? windows - 1 : windows;
@@ -49,7 +49,7 @@ int64_t count_windows(const Axis& axis, bool ceil_mode) {
 
 // Checks the windows along an axis, and sets `axis`. Each window has elements that are not padding, because the padding
 // is smaller than the kernel.
-bool set_axis(ArgumentChecker& check, Axis& axis, int64_t size, int64_t kernel, int64_t stride, int64_t padding,
+bool set_axis(ArgumentChecker& check, PoolingAxis& axis, int64_t size, int64_t kernel, int64_t stride, int64_t padding,
               bool ceil_mode) {
   axis = {size, kernel, stride, padding, 0};
   if (!check.is_in("kernel_size", kernel, 1, INT32_MAX) || !check.is_in("stride", stride, 1, INT32_MAX) ||

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "common/executorch.h"
-#include "kernels/arguments.h"
+#include "kernels/argument_checker.h"
 #include "kernels/fixed_point.h"
 #include "kernels/registration.h"
 
@@ -30,7 +30,7 @@ constexpr int32_t kExpOfPowers[] = {1672461947, 1302514674, 790015084, 290630308
 constexpr int32_t kNewtonConstant = 1515870810;
 constexpr int32_t kNewtonSlope = -1010580540;
 
-struct Exponent {
+struct ExpParameters {
   int32_t multiplier;
   int32_t shift;
   int32_t diff_min;
@@ -81,18 +81,18 @@ int32_t count_leading_zeros(uint32_t x) {
   return count;
 }
 
-int32_t exponential(int32_t difference, const Exponent& exponent) {
-  return exp_of_negative(doubling_high_multiply(difference * (INT32_C(1) << exponent.shift), exponent.multiplier));
+int32_t exponential(int32_t difference, const ExpParameters& parameters) {
+  return exp_of_negative(doubling_high_multiply(difference * (INT32_C(1) << parameters.shift), parameters.multiplier));
 }
 
 // `size` is in [1, kMaxRow], so the sum of the exponentials is in [2^19, 2^31).
-void softmax_row(const int8_t* input, int8_t* out, ssize_t size, const Exponent& exponent) {
+void softmax_row(const int8_t* input, int8_t* out, ssize_t size, const ExpParameters& parameters) {
   const int8_t largest = *std::max_element(input, input + size);
   int32_t sum = 0;
   for (ssize_t i = 0; i < size; ++i) {
     const int32_t difference = input[i] - largest;
-    if (difference >= exponent.diff_min) {
-      sum += divide_by_power_of_two(exponential(difference, exponent), kSumIntegerBits);
+    if (difference >= parameters.diff_min) {
+      sum += divide_by_power_of_two(exponential(difference, parameters), kSumIntegerBits);
     }
   }
   const int32_t headroom = count_leading_zeros(static_cast<uint32_t>(sum));
@@ -104,9 +104,9 @@ void softmax_row(const int8_t* input, int8_t* out, ssize_t size, const Exponent&
     const int32_t difference = input[i] - largest;
     int32_t quotient = 0;
     // From 32 bits on, the quotient is at most 1/2, and 0 after rounding.
-    if (difference >= exponent.diff_min && divisor_bits < 32) {
+    if (difference >= parameters.diff_min && divisor_bits < 32) {
       quotient =
-          divide_by_power_of_two(doubling_high_multiply(exponential(difference, exponent), reciprocal), divisor_bits);
+          divide_by_power_of_two(doubling_high_multiply(exponential(difference, parameters), reciprocal), divisor_bits);
     }
     out[i] = clamp_to_int8(quotient + kOutputZeroPoint, INT8_MIN, INT8_MAX);
   }
@@ -136,13 +136,13 @@ Tensor& softmax_out(KernelRuntimeContext& context, const Tensor& input, int64_t 
       !check.is_contiguous("out", out)) {
     return out;
   }
-  const Exponent exponent{static_cast<int32_t>(input_multiplier), static_cast<int32_t>(input_shift),
-                          static_cast<int32_t>(diff_min)};
+  const ExpParameters parameters{static_cast<int32_t>(input_multiplier), static_cast<int32_t>(input_shift),
+                                 static_cast<int32_t>(diff_min)};
   const ssize_t size = input.size(rank - 1);
   const auto* data = input.const_data_ptr<int8_t>();
   auto* result = out.mutable_data_ptr<int8_t>();
   for (ssize_t start = 0; start < input.numel(); start += size) {
-    softmax_row(data + start, result + start, size, exponent);
+    softmax_row(data + start, result + start, size, parameters);
   }
   return out;
 }

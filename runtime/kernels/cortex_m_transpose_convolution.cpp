@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // int8 transposed convolutions without scattering: each output sums the products of the inputs and kernel taps that
 // contribute to it.
-#include "kernels/convolution.h"
+#include "kernels/convolution_arguments.h"
 #include "kernels/multiply_accumulate.h"
 #include "kernels/registration.h"
 
@@ -11,27 +11,27 @@ namespace {
 constexpr const char kTransposeConv2d[] = "cortex_m::quantized_transpose_conv2d.out";
 constexpr const char kTransposeConv2dNhwc[] = "cortex_m::quantized_transpose_conv2d_nhwc.out";
 
-int64_t result_size(const Axis& axis, int64_t output_padding) {
+int64_t result_size(const ConvolutionAxis& axis, int64_t output_padding) {
   const int64_t full = (int64_t{axis.input} - 1) * axis.stride + axis.kernel;
   return full - 2 * int64_t{axis.padding} + output_padding;
 }
 
 // Returns the input position that contributes to position `output` through the tap, or -1 if it is outside of the
 // input. Requires (output + padding - tap) to be a multiple of the stride.
-int32_t input_position(const Axis& axis, int32_t output, int32_t tap) {
+int32_t input_position(const ConvolutionAxis& axis, int32_t output, int32_t tap) {
   const int32_t at = output + axis.padding - tap;
   return at >= 0 && at / axis.stride < axis.input ? at / axis.stride : -1;
 }
 
 // Returns the smallest tap for which (output + padding - tap) is a multiple of the stride.
-int32_t first_tap(const Axis& axis, int32_t output) { return (output + axis.padding) % axis.stride; }
+int32_t first_tap(const ConvolutionAxis& axis, int32_t output) { return (output + axis.padding) % axis.stride; }
 
 // Returns the sum for one output. `input` points to an image of the batch, `weights` to the kernel of the output
 // channel.
 int32_t accumulate_output(const Convolution& convolution, const int8_t* input, const int8_t* weights, int32_t y,
                           int32_t x) {
-  const Axis& rows = convolution.rows;
-  const Axis& columns = convolution.columns;
+  const ConvolutionAxis& rows = convolution.rows;
+  const ConvolutionAxis& columns = convolution.columns;
   const int32_t depth = convolution.input.channels;
   uint32_t sum = 0;
   for (int32_t ky = first_tap(rows, y); ky < rows.kernel; ky += rows.stride) {

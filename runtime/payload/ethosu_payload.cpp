@@ -40,7 +40,7 @@ struct Block {
   bool external = false;
 };
 
-bool is_name(const uint8_t* data, size_t size) {
+bool is_named_data_key(const uint8_t* data, size_t size) {
   size_t printable = 0;
   while (printable < size && data[printable] > 0x20 && data[printable] < 0x7F) {
     ++printable;
@@ -105,12 +105,12 @@ class BlockReader {
     const uint8_t* header = data_ + start;
     const bool external = header[kExternalAt] == 1;
     if (external && id != kWeights && id != kCommands) {
-      return failure(PayloadError::kHeader, kNames[id], start + kExternalAt,
+      return failure(PayloadError::kBlockHeader, kNames[id], start + kExternalAt,
                      "its data is outside the payload; only the commands and the weights may be: export it inline");
     }
     for (size_t i = kExternalAt + (external ? 1 : 0); i < kBlockHeaderSize; ++i) {
       if (header[i] != 0) {
-        return failure(PayloadError::kHeader, kNames[id], start + i, "reserved byte is %, not 0", header[i]);
+        return failure(PayloadError::kBlockHeader, kNames[id], start + i, "reserved byte is %, not 0", header[i]);
       }
     }
     const size_t length = read_u32(header + kLengthAt);
@@ -126,8 +126,8 @@ class BlockReader {
                      "it needs % bytes of padding, % are left in the payload", signed_size(padding),
                      signed_size(left - length));
     }
-    if (external && !is_name(header + kBlockHeaderSize, length)) {
-      return failure(PayloadError::kHeader, kNames[id], start + kExternalAt,
+    if (external && !is_named_data_key(header + kBlockHeaderSize, length)) {
+      return failure(PayloadError::kBlockHeader, kNames[id], start + kExternalAt,
                      "the key of its external data (% bytes) is not % printable characters: export the program again",
                      signed_size(length), signed_size(kNamedDataKeySize));
     }

@@ -41,7 +41,7 @@ enum class PayloadError : int32_t {
   kMissingBlock = 5,
   kTrailingData = 6,
   // A flag, a reserved byte or the key in the header of a block (not of the command stream) is invalid.
-  kHeader = 7,
+  kBlockHeader = 7,
   // A block of fixed length has another length, or tensor records do not fill their block.
   kLength = 8,
   kCommandStream = 9,

@@ -46,7 +46,7 @@ inline Result<FreeableBuffer> find_external_block(const char* backend, const Ext
   if (!data.ok()) {
     return data.error();
   }
-  const Error error = check_data(backend, kind.what, kind.checksum_spec, *data, found->size(), specs);
+  const Error error = verify_checksum(backend, kind.what, kind.checksum_spec, *data, found->size(), specs);
   if (error != Error::Ok) {
     return error;
   }

@@ -55,8 +55,8 @@ from arm_backend_core.workers import vela
 from arm_backend_core.workers.worker import WorkerDied, WorkerError
 from arm_recipes import ArmRecipeType, ExportRecipe, export
 from tests.accelerators import ACCELERATORS
-from tests.graphs import build_graph, estimate_npu_cycles, make_target
 from tests.runtime.ethosu_emulator import Emulator, read_payload
+from tests.tosa_graphs import build_graph, estimate_npu_cycles, make_target
 from tests.verify_only import mark_verify
 
 SPECS = [EthosUCompileSpec(name) for name in ACCELERATORS]

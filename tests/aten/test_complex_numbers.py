@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.graphs import assert_valid
 from tests.ops import runner
 from tests.ops.runner import Case, Input
 from tests.sqnr import sqnr
+from tests.tosa_graphs import assert_valid
 
 
 def _complex(x: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ def test_runs_whole_in_float(name: str) -> None:
     lowered = runner.lower(runner.export(case.module(), inputs), "fp")
     lowered.check_delegated()
     assert_valid(lowered.log.delegates[0].tosa, "TOSA-1.0+FP")
-    runner.check_close(case, lowered.run(inputs), runner.flat(case.module()(*inputs)))
+    runner.check_close(case, lowered.run(inputs), runner.flatten_tensors(case.module()(*inputs)))
 
 
 @pytest.mark.parametrize("name", ["rfft2", "spectral_layer", "stft", "rotated", "polar"])
@@ -127,7 +127,7 @@ def test_runs_whole_in_integers(name: str) -> None:
     module, inputs = runner.quantize_case(case, int16=True), case.sample()
     lowered = runner.lower(runner.export(module, inputs), "int")
     lowered.check_delegated()
-    for ours, theirs in zip(lowered.run(inputs), runner.flat(case.module()(*inputs)), strict=True):
+    for ours, theirs in zip(lowered.run(inputs), runner.flatten_tensors(case.module()(*inputs)), strict=True):
         torch.testing.assert_close(ours, theirs, atol=2e-3 * float(theirs.abs().max()), rtol=0)
 
 
@@ -186,7 +186,7 @@ def test_inverse_short_time_transforms_run_whole_in_float(name: str) -> None:
     torch.testing.assert_close(lowered.run((wave,))[0], _synthesis(wave, **INVERSE[name]), atol=1e-5, rtol=1e-5)
 
 
-def _lower_whole(function: Callable[[Tensor], Tensor], wave: Tensor = WAVE) -> runner.Lowered:
+def _lower_whole(function: Callable[[Tensor], Tensor], wave: Tensor = WAVE) -> runner.DelegatedProgram:
     lowered = runner.lower(runner.export(Case("short time", function, ()).module(), (wave,)), "fp")
     lowered.check_delegated()
     return lowered

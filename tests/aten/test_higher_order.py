@@ -21,9 +21,9 @@ from arm_backend_core.nodes import is_quantize
 from arm_backend_core.quantization import TOSAQuantizer, get_symmetric_quantization_config
 from arm_backend_core.quantization.ptq import ObservedProgram
 from arm_recipes import ArmRecipeType, export
-from tests.graphs import assert_valid
 from tests.ops import runner
-from tests.verify_only import select_third
+from tests.tosa_graphs import assert_valid
+from tests.verify_only import combine_pairwise
 
 
 class _Branches(nn.Module):
@@ -51,7 +51,7 @@ def _inputs() -> list[tuple[Tensor, ...]]:
 
 
 def _quantized(model: nn.Module, samples: Sequence[tuple[Tensor, ...]]) -> ExportedProgram:
-    quantizer = TOSAQuantizer(runner.spec("int")).set_global(get_symmetric_quantization_config())
+    quantizer = TOSAQuantizer(runner.make_compile_spec("int")).set_global(get_symmetric_quantization_config())
     observed = ObservedProgram(runner.export(model, samples[0]), quantizer)
     with torch.no_grad():
         for sample in samples:
@@ -68,9 +68,9 @@ def test_either_branch_is_taken(target: str) -> None:
     operators = lowered.log.delegates[0].tosa_operators
     assert operators.count("COND_IF") == (2 if "cf" in target else 0)  # one for each torch.cond, whatever it returns
     if "cf" in target:
-        assert_valid(lowered.log.delegates[0].tosa, runner.spec(target).target.name)
+        assert_valid(lowered.log.delegates[0].tosa, runner.make_compile_spec(target).target.name)
     for sample in samples:
-        for ours, theirs in zip(lowered.run(sample), runner.flat(model(*sample)), strict=True):
+        for ours, theirs in zip(lowered.run(sample), runner.flatten_tensors(model(*sample)), strict=True):
             torch.testing.assert_close(ours, theirs, atol=1e-5 if floating else 0.08, rtol=1e-5)
 
 
@@ -91,9 +91,9 @@ def test_a_condition_is_read_twice(target: str) -> None:
     lowered = runner.lower(program, target)
     lowered.check_delegated()
     assert lowered.log.delegates[0].tosa_operators.count("COND_IF") == 2
-    assert_valid(lowered.log.delegates[0].tosa, runner.spec(target).target.name)
+    assert_valid(lowered.log.delegates[0].tosa, runner.make_compile_spec(target).target.name)
     for sample in samples:
-        for ours, theirs in zip(lowered.run(sample), runner.flat(model(*sample)), strict=True):
+        for ours, theirs in zip(lowered.run(sample), runner.flatten_tensors(model(*sample)), strict=True):
             torch.testing.assert_close(ours, theirs, atol=1e-5 if target == "fp+cf" else 0.08, rtol=1e-5)
 
 
@@ -169,7 +169,7 @@ def test_loops_with_a_constant_trip_count_are_unrolled(target: str) -> None:
     model, sample = _StaticLoops().eval(), (torch.linspace(-1, 1, 12).reshape(3, 4), torch.linspace(0, 1, 4))
     lowered = runner.lower(runner.export(model, sample) if target == "fp" else _quantized(model, [sample]), target)
     lowered.check_delegated()
-    for ours, theirs in zip(lowered.run(sample), runner.flat(model(*sample)), strict=True):
+    for ours, theirs in zip(lowered.run(sample), runner.flatten_tensors(model(*sample)), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5 if target == "fp" else 0.08, rtol=1e-5)
 
 
@@ -189,7 +189,9 @@ class _Nested(nn.Module):
         return result
 
 
-def _with_loops(model: nn.Module, samples: Sequence[tuple[Tensor, ...]], target: str, loops: int) -> runner.Lowered:
+def _with_loops(
+    model: nn.Module, samples: Sequence[tuple[Tensor, ...]], target: str, loops: int
+) -> runner.DelegatedProgram:
     """Lower a model to one delegate with this number of loops and one conditional."""
     program = runner.export(model, samples[0]) if target == "fp+cf" else _quantized(model, samples)
     lowered = runner.lower(program, target)
@@ -266,7 +268,7 @@ def test_a_loop_with_a_data_dependent_trip_count(target: str) -> None:
     samples = [(torch.full((2, 4), high), torch.linspace(-1, 1.5, 8).reshape(2, 4)) for high in (4.0, 2.5, -1.0, 0.5)]
     lowered = _with_loops(model, samples, target, 1)
     for sample in samples:
-        for ours, theirs in zip(lowered.run(sample), runner.flat(model(*sample)), strict=True):
+        for ours, theirs in zip(lowered.run(sample), runner.flatten_tensors(model(*sample)), strict=True):
             torch.testing.assert_close(ours, theirs, atol=1e-5 if target == "fp+cf" else 0.12, rtol=1e-5)
 
 
@@ -330,7 +332,7 @@ _FLEXIBLE = {
 _KINDS = [ArmRecipeType.TOSA_FP, ArmRecipeType.TOSA_INT8, ArmRecipeType.ETHOSU_U55_INT8]
 
 
-@pytest.mark.parametrize(("name", "kind"), select_third([*_FLEXIBLE], _KINDS))
+@pytest.mark.parametrize(("name", "kind"), combine_pairwise([*_FLEXIBLE], _KINDS))
 @torch.no_grad()
 def test_flex_attention(name: str, kind: ArmRecipeType) -> None:
     """Functions of single scores are vectorized over all scores."""
@@ -339,5 +341,7 @@ def test_flex_attention(name: str, kind: ArmRecipeType) -> None:
     result = export(model, ExportRecipe.get_recipe(kind), samples)
     assert not result.report.cpu_operators
     assert len(result.report.delegates) == 1
-    for ours, theirs in zip(runner.flat(result.run(*samples[0])), runner.flat(model(*samples[0])), strict=True):
+    for ours, theirs in zip(
+        runner.flatten_tensors(result.run(*samples[0])), runner.flatten_tensors(model(*samples[0])), strict=True
+    ):
         torch.testing.assert_close(ours, theirs, atol=1e-5 if kind is ArmRecipeType.TOSA_FP else 0.06, rtol=1e-5)

@@ -29,8 +29,8 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Origin, Value
 from arm_backend_core.workers import vela
 from tests.backends.tosa_programs import add, conv2d
-from tests.graphs import build_flatbuffer
 from tests.runtime.vela_bugs import REPRODUCERS, Reproducer
+from tests.tosa_graphs import build_flatbuffer
 
 _TARGETS = ["ethos-u55-128", "ethos-u65-256", "ethos-u65-512", "ethos-u85-256"]
 

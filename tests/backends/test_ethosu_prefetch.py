@@ -26,8 +26,8 @@ from arm_backend_core.tosa.graph import Value
 from arm_backend_core.workers import vela
 from arm_backend_core.workers.worker import WorkerDied
 from arm_recipes.runtime.ethosu_stream import StreamError
-from tests.graphs import Body, build_flatbuffer
 from tests.runtime.ethosu_emulator import Emulator, read_payload
+from tests.tosa_graphs import Body, build_flatbuffer
 
 _SHAPE = (1, 24, 24, 16)
 _OFM_BASE = 0x410

@@ -18,8 +18,8 @@ from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.tosa import reference_model
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
-from tests.graphs import build_flatbuffer
 from tests.runtime.ethosu_emulator import Emulator, read_payload
+from tests.tosa_graphs import build_flatbuffer
 
 CHANNELS, ROUNDS = 96, 5
 

@@ -28,7 +28,7 @@ from arm_backend_core.targets.compile_spec import CortexMCompileSpec
 from arm_backend_core.targets.cortex_m import Isa
 from arm_recipes.runtime.program import Program
 from arm_recipes.stages.edge.edge_manager_passes import use_cortex_m_kernels, use_cortex_m_quantize
-from tests.ops.runner import Calls, check_steps, export, flat, output_scales
+from tests.ops.runner import FunctionModule, check_steps, export, flatten_tensors, output_scales
 
 #: A processor of each instruction set.
 CPUS = {"mve": "cortex-m55", "dsp": "cortex-m4", "scalar": "cortex-m0plus"}
@@ -67,7 +67,9 @@ class Case:
     def module(self) -> nn.Module:
         """The module, with its own weights for each name."""
         torch.manual_seed(len(self.name))
-        return copy.deepcopy(self.model).eval() if isinstance(self.model, nn.Module) else Calls(self.model).eval()
+        return (
+            copy.deepcopy(self.model).eval() if isinstance(self.model, nn.Module) else FunctionModule(self.model).eval()
+        )
 
     def sample(self, seed: int = 0) -> tuple[Tensor, ...]:
         """Inputs, uniform in [low, high]."""
@@ -78,7 +80,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Lowered:
+class LoweredCortexMProgram:
     """A quantized program, the same one with kernels, and the operators that stayed in floating point."""
 
     quantized: ExportedProgram
@@ -110,16 +112,16 @@ class Lowered:
         """Results of the kernels, which compute with NumPy."""
         return _run(self.program, inputs)
 
-    def run_here(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+    def run_in_executorch(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Results of ExecuTorch's runtime with the kernels of this machine."""
         manager = to_edge(copy.deepcopy(self.program), compile_config=EdgeCompileConfig(_check_ir_validity=False))
         use_cortex_m_quantize(manager)
         use_cortex_m_kernels(self.isa, manager)
         return list(Program(bytes(manager.to_executorch().buffer)).execute(*inputs))
 
-    def check_run_here(self, inputs: Sequence[Tensor]) -> None:
+    def check_executorch_run(self, inputs: Sequence[Tensor]) -> None:
         """Assert that ExecuTorch's runtime computes the same bits."""
-        for ours, theirs in zip(self.run_here(inputs), self.run(inputs), strict=True):
+        for ours, theirs in zip(self.run_in_executorch(inputs), self.run(inputs), strict=True):
             assert torch.equal(ours, theirs)
 
     def check(self, inputs: Sequence[Tensor], steps: int) -> None:
@@ -157,7 +159,7 @@ class Lowered:
 
 def _run(program: ExportedProgram, inputs: Sequence[Tensor]) -> list[Tensor]:
     with torch.no_grad():
-        return flat(program.module(check_guards=False)(*inputs))
+        return flatten_tensors(program.module(check_guards=False)(*inputs))
 
 
 def quantize(case: Case) -> ExportedProgram:
@@ -172,13 +174,13 @@ def quantize(case: Case) -> ExportedProgram:
     return export(convert(prepared), case.sample())
 
 
-def lower(program: ExportedProgram, isa: str = "mve") -> Lowered:
+def lower(program: ExportedProgram, isa: str = "mve") -> LoweredCortexMProgram:
     """Lower a quantized program to kernels."""
     with compilation_log.open_log() as log:
-        return Lowered(program, delegate(program, CortexMCompileSpec(CPUS[isa], isa)), log, Isa(isa))
+        return LoweredCortexMProgram(program, delegate(program, CortexMCompileSpec(CPUS[isa], isa)), log, Isa(isa))
 
 
-def check(case: Case) -> Lowered:
+def check(case: Case) -> LoweredCortexMProgram:
     """Quantize and lower a case, compare both programs, and check which kernels are called."""
     lowered = lower(quantize(case), case.isa)
     lowered.check(case.sample(), case.steps)

@@ -8,7 +8,7 @@ import pytest
 
 from arm_backend_core.cortex_m.catalog import find_kernel
 from arm_backend_core.cortex_m.kernels.registry import KERNELS
-from tests.runtime.building import executorch_directory
+from tests.runtime.cpp_build import executorch_directory
 from tests.runtime.kernel_library import KernelLibrary
 
 

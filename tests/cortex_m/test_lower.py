@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from arm_backend_core import delegate
 from arm_recipes import ArmRecipesWarning, ArmRecipeType, export
 from tests.cortex_m.lowering import Case, check, lower, quantize
-from tests.ops.runner import check_steps, flat, output_scales
+from tests.ops.runner import check_steps, flatten_tensors, output_scales
 
 _F = nn.functional
 #: Operators in a random graph.
@@ -182,7 +182,7 @@ def test_random_graphs(number: int, pytestconfig: pytest.Config) -> None:
         lowered = lower(quantize(case), case.isa)
         assert not lowered.log.refused_operators, lowered.reasons
         assert not lowered.float_operators()
-        lowered.check_run_here(case.sample())
+        lowered.check_executorch_run(case.sample())
 
 
 def test_a_refused_operator_between_kernels() -> None:
@@ -331,9 +331,9 @@ def test_modules(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     quantized, lowered = (program.module(check_guards=False) for program in programs)
     for sample in samples:
         with torch.no_grad():
-            expected, kernels = flat(quantized(*sample)), flat(lowered(*sample))
+            expected, kernels = flatten_tensors(quantized(*sample)), flatten_tensors(lowered(*sample))
         check_steps(kernels, expected, output_scales(programs[0])[-len(expected) :], steps)  # after new states
-        for ours, theirs in zip(flat(result.run(*sample)), kernels, strict=True):
+        for ours, theirs in zip(flatten_tensors(result.run(*sample)), kernels, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 

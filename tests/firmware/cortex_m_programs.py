@@ -10,7 +10,7 @@ from executorch.export import ExportRecipe
 from torch import Tensor, nn
 
 from arm_recipes import ArmRecipeType, ExportResult, export
-from tests.models.zoo import DsCnn, settle_batch_norm
+from tests.models.zoo import DsCnn, initialize_batch_norm
 
 
 def _convolution(inputs: int, outputs: int, size: int, stride: int = 1, groups: int = 1) -> list[nn.Module]:
@@ -133,5 +133,5 @@ def program(name: str, cpu: str = "cortex-m55") -> ExportResult:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = build().eval()
-        settle_batch_norm(model, lambda: (torch.randn(shape),))
+        initialize_batch_norm(model, lambda: (torch.randn(shape),))
     return export(model, ExportRecipe.get_recipe(ArmRecipeType.CORTEX_M_INT8, cpu=cpu), samples(name, 4))

@@ -11,10 +11,10 @@ import yaml
 
 from arm_recipes import Firmware
 from arm_recipes.recipe.board_support import SUPPORT
-from tests.firmware.device import build, execute
 from tests.firmware.programs import program, samples
+from tests.firmware.qemu import build, execute
 from tests.firmware.zephyr_module import build_zephyr_library
-from tests.runtime.building import RUNTIME, executorch_directory, require, run
+from tests.runtime.cpp_build import RUNTIME, executorch_directory, require, run
 
 pytestmark = pytest.mark.xdist_group("firmware")
 

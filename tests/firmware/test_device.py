@@ -12,9 +12,9 @@ import pytest
 from arm_recipes import Firmware
 from arm_recipes.runtime.method_memory import LOADED_DELEGATE_BYTES, TYPE_LAYOUTS
 from tests.firmware import cortex_m_programs
-from tests.firmware.device import BOARDS, build, execute
 from tests.firmware.programs import program, samples
-from tests.runtime.building import RUNTIME, require, run
+from tests.firmware.qemu import BOARDS, build, execute
+from tests.runtime.cpp_build import RUNTIME, require, run
 
 pytestmark = pytest.mark.xdist_group("firmware")
 

@@ -12,7 +12,7 @@ from arm_recipes.firmware.host_run import FirmwareTestCase, PoolSizes, run_on_ho
 from arm_recipes.firmware.saving import collect_firmware_data
 from arm_recipes.runtime import build
 from tests.firmware.programs import U55, program, samples
-from tests.runtime.building import (
+from tests.runtime.cpp_build import (
     RUNTIME,
     SANITIZERS,
     compile_cpp,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.firmware.programs import program
-from tests.runtime.building import (
+from tests.runtime.cpp_build import (
     RUNTIME,
     SANITIZERS,
     compile_cpp,

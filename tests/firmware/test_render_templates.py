@@ -16,10 +16,10 @@ from arm_recipes.firmware import render_templates
 from arm_recipes.firmware.render_templates import PAYLOAD_FORMAT, format_array, to_c_identifier
 from arm_recipes.runtime.method_memory import TYPE_LAYOUTS
 from tests.firmware import cortex_m_programs
-from tests.firmware.device import TARGET
 from tests.firmware.programs import program, samples
+from tests.firmware.qemu import TARGET
 from tests.firmware.zephyr_module import build_zephyr_library, read_sizes
-from tests.runtime.building import RUNTIME, executorch_include_flags, require, run
+from tests.runtime.cpp_build import RUNTIME, executorch_include_flags, require, run
 
 pytestmark = pytest.mark.xdist_group("firmware")
 #: Warnings of C sources, which users compile with their own flags.

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from arm_recipes import Firmware
-from tests.runtime.building import RUNTIME, executorch_include_flags, require, run
+from tests.runtime.cpp_build import RUNTIME, executorch_include_flags, require, run
 
 
 def read_sizes(kconfig: str) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ import torch
 from tests.fuzz import campaign
 from tests.fuzz.campaign import Campaign, Summary
 from tests.fuzz.oracle import TARGETS
-from tests.fuzz.verify_counts import VERIFY
+from tests.fuzz.verify_counts import GRAPHS_PER_TARGET
 
 
 def _arguments() -> argparse.Namespace:
@@ -28,7 +28,9 @@ def _arguments() -> argparse.Namespace:
         "--shrink", type=float, default=20, help="limit of processor time for shrinking one failure, in seconds"
     )
     parser.add_argument("--record", type=Path, help="folder of results; an interrupted run continues")
-    parser.add_argument("--verify", action="store_true", help=f"numbers of graphs of a release check: {VERIFY}")
+    parser.add_argument(
+        "--verify", action="store_true", help=f"numbers of graphs of a release check: {GRAPHS_PER_TARGET}"
+    )
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -42,7 +44,7 @@ def _silence_output() -> None:
 
 
 def _campaign(args: argparse.Namespace, target: str, folder: Path) -> Summary:
-    graphs = VERIFY[target] if args.verify else args.graphs
+    graphs = GRAPHS_PER_TARGET[target] if args.verify else args.graphs
     summary = Summary(target)
     path = folder / f"{target}-{args.seed}.jsonl"
     for verdict in Campaign(
@@ -63,7 +65,7 @@ def main() -> int:
     os.environ["ARM_BACKEND_CORE_STRICT"] = "1"  # a compiler fault raises an exception instead of refusing the operator
     os.environ["OMP_NUM_THREADS"] = "1"
     args = _arguments()
-    args.target = args.target or (list(VERIFY) if args.verify else ["TOSA_FP", "TOSA_INT8"])
+    args.target = args.target or (list(GRAPHS_PER_TARGET) if args.verify else ["TOSA_FP", "TOSA_INT8"])
     if args.serve:
         _silence_output()
         campaign.serve(args.target[0], args.seed, args.shrink)

@@ -22,8 +22,8 @@ from tests.fuzz.generator import (
     BOOL,
     FLOATS,
     INTEGERS,
-    Draw,
     NoValidChoice,
+    ProgramBuilder,
     Reference,
     Shape,
     StepDrawer,
@@ -31,7 +31,7 @@ from tests.fuzz.generator import (
 )
 
 Arguments = dict[str, Any]
-Strategy = Callable[[Draw, Arguments], Any]
+Strategy = Callable[[ProgramBuilder, Arguments], Any]
 
 
 def _first_tensor(a: Arguments) -> Reference:
@@ -71,7 +71,7 @@ def _finite_tensor(*ranks: int) -> Strategy:
     )
 
 
-def _finite_of_same_shape(d: Draw, a: Arguments) -> Reference:
+def _finite_of_same_shape(d: ProgramBuilder, a: Arguments) -> Reference:
     first = _first_tensor(a)
     return d.tensor(is_finite, first.shape, (first.tensor.dtype,), span=(-2, 2) if d.special else None)
 
@@ -94,7 +94,7 @@ def _half_window_padding(count: int) -> Strategy:
     return lambda d, a: [d.size(0, size // 2) for size in a["kernel_size"]]
 
 
-def _view_shape(d: Draw, a: Arguments) -> list[int]:
+def _view_shape(d: ProgramBuilder, a: Arguments) -> list[int]:
     numel = _first_tensor(a).tensor.numel()
     shape: list[int] = []
     while len(shape) < d.size(0, 5) and numel > 0:
@@ -107,17 +107,17 @@ def _view_shape(d: Draw, a: Arguments) -> list[int]:
     return shape
 
 
-def _permutation(d: Draw, a: Arguments) -> list[int]:
+def _permutation(d: ProgramBuilder, a: Arguments) -> list[int]:
     rank = _first_tensor(a).rank
     return [axis - rank if d.chance(0.2) else axis for axis in d.rng.sample(range(rank), rank)]
 
 
-def _expanded_shape(d: Draw, a: Arguments) -> list[int]:
+def _expanded_shape(d: ProgramBuilder, a: Arguments) -> list[int]:
     sizes = [d.size(1, 4) if size == 1 else d.choose((size, size, -1)) for size in _first_tensor(a).shape]
     return [d.size(1, 3) for _ in range(d.choose((0, 0, 1)))] + sizes
 
 
-def _pad_amounts(d: Draw, a: Arguments) -> list[int]:
+def _pad_amounts(d: ProgramBuilder, a: Arguments) -> list[int]:
     if a.get("mode", "constant") != "constant":
         x = _first_tensor(a)
         sizes = x.shape[::-1][: d.size(1, min(2, max(1, x.rank - 1)))]
@@ -129,7 +129,7 @@ def _pad_amounts(d: Draw, a: Arguments) -> list[int]:
 def _tensors_to_join(*, equal: bool) -> Strategy:
     """Tensors for ``stack`` (``equal``), or for ``cat`` along an axis that is stored as ``dim``."""
 
-    def strategy(d: Draw, a: Arguments) -> list[Reference]:
+    def strategy(d: ProgramBuilder, a: Arguments) -> list[Reference]:
         first = d.tensor(lambda x: x.dim() > 0 or equal, lambda: d.shape(d.size(0 if equal else 1, 4)))
         axis = d.axis(first) % max(1, first.rank)
         others = []
@@ -153,7 +153,7 @@ def _are_equal_except_axis(shape: Shape, axis: int | None, x: torch.Tensor) -> b
 def _integer_along_dim(low: int, high: Callable[[int], int]) -> Strategy:
     """An integer from ``low`` to ``high`` of the size of the dimension ``dim``."""
 
-    def strategy(d: Draw, a: Arguments) -> int:
+    def strategy(d: ProgramBuilder, a: Arguments) -> int:
         if "dim" not in a:
             a["dim"] = d.axis(_first_tensor(a))
         x = _first_tensor(a)
@@ -163,7 +163,7 @@ def _integer_along_dim(low: int, high: Callable[[int], int]) -> Strategy:
     return strategy
 
 
-def _split_sizes(d: Draw, a: Arguments) -> list[int]:
+def _split_sizes(d: ProgramBuilder, a: Arguments) -> list[int]:
     a["dim"] = d.axis(_first_tensor(a))
     left, sizes = _first_tensor(a).shape[a["dim"]], []
     while left:
@@ -172,14 +172,14 @@ def _split_sizes(d: Draw, a: Arguments) -> list[int]:
     return sizes or [0]
 
 
-def _slice_bound(d: Draw, a: Arguments) -> int | None:
+def _slice_bound(d: ProgramBuilder, a: Arguments) -> int | None:
     if "dim" not in a:
         a["dim"] = d.axis(_first_tensor(a))
     length = _first_tensor(a).shape[a["dim"]]
     return d.choose((None, d.size(0, length), d.size(-length, length), 2**63 - 1))
 
 
-def _index_tensors(d: Draw, a: Arguments) -> list[Reference | None]:
+def _index_tensors(d: ProgramBuilder, a: Arguments) -> list[Reference | None]:
     """Draw index tensors of one shape for some of the dimensions."""
     x = _first_tensor(a)
     shape = d.shape(d.size(1, 2))
@@ -193,13 +193,13 @@ def _index_tensors(d: Draw, a: Arguments) -> list[Reference | None]:
 def _loss_arguments(*ranks: int) -> dict[str, Strategy]:
     """Arguments of a classification loss: scores, and a class for each position. Class 0 is ignored sometimes."""
 
-    def target(d: Draw, a: Arguments) -> Reference:
+    def target(d: ProgramBuilder, a: Arguments) -> Reference:
         *lead, classes = (x := _first_tensor(a)).shape[: 1 if x.rank == 1 else 2]
         if not classes:
             raise NoValidChoice
         return d.tensor(shape=(*lead, *x.shape[2:]), dtypes=(torch.int64,), span=(0, classes), constant=0.7)
 
-    def weight(d: Draw, a: Arguments) -> Reference | None:
+    def weight(d: ProgramBuilder, a: Arguments) -> Reference | None:
         return d.choose((None, d.constant(_first_tensor(a).shape[min(1, _first_tensor(a).rank - 1)], span=(0.5, 2))))
 
     return {
@@ -211,7 +211,7 @@ def _loss_arguments(*ranks: int) -> dict[str, Strategy]:
     }
 
 
-def _multilabel_targets(d: Draw, a: Arguments) -> Reference:
+def _multilabel_targets(d: ProgramBuilder, a: Arguments) -> Reference:
     """Draw target classes of a multi-label loss, which end at the first -1."""
     if not (shape := _first_tensor(a).shape)[-1]:
         raise NoValidChoice
@@ -219,7 +219,7 @@ def _multilabel_targets(d: Draw, a: Arguments) -> Reference:
 
 
 def _channel_vector(*, positive: bool = False, optional: bool = True) -> Strategy:
-    def strategy(d: Draw, a: Arguments) -> Reference | None:
+    def strategy(d: ProgramBuilder, a: Arguments) -> Reference | None:
         if optional and d.chance(0.15):
             return None
         return d.constant(_first_tensor(a).shape[1], span=(0.5, 2) if positive else (-1, 1))
@@ -227,14 +227,14 @@ def _channel_vector(*, positive: bool = False, optional: bool = True) -> Strateg
     return strategy
 
 
-def _normalized_shape(d: Draw, a: Arguments) -> list[int]:
+def _normalized_shape(d: ProgramBuilder, a: Arguments) -> list[int]:
     x = _first_tensor(a)
     if not x.rank:  # PyTorch's norms disagree on normalized shapes of scalars
         raise NoValidChoice
     return list(x.shape[-d.size(1, max(1, min(2, x.rank))) :])
 
 
-def _norm_parameter(d: Draw, a: Arguments) -> Reference | None:
+def _norm_parameter(d: ProgramBuilder, a: Arguments) -> Reference | None:
     return None if d.chance(0.3) else d.constant(*a["normalized_shape"])
 
 
@@ -249,7 +249,7 @@ def _image(spatial: int) -> Strategy:
 def _convolution_weight(spatial: int | None, *, transposed: bool = False) -> Strategy:
     """The weight of a convolution. Also draws ``groups``, and ``transposed`` if the operator has this argument."""
 
-    def strategy(d: Draw, a: Arguments) -> Reference:
+    def strategy(d: ProgramBuilder, a: Arguments) -> Reference:
         x = _first_tensor(a)
         count = x.rank - 2 if spatial is None else spatial
         turned = d.chance(0.3) if spatial is None else transposed
@@ -267,7 +267,7 @@ def _convolution_weight(spatial: int | None, *, transposed: bool = False) -> Str
     return strategy
 
 
-def _optional_bias(d: Draw, a: Arguments) -> Reference | None:
+def _optional_bias(d: ProgramBuilder, a: Arguments) -> Reference | None:
     return None if d.chance(0.3) else d.constant(a["_out"])
 
 
@@ -292,7 +292,7 @@ def _convolution_arguments(spatial: int | None, **more: Strategy) -> dict[str, S
 def _second_factor(*, transposed: bool = False, ranks: Sequence[int] = (1, 2)) -> Strategy:
     """The second factor of a matrix product, whose rows match the columns of the first factor."""
 
-    def strategy(d: Draw, a: Arguments) -> Reference:
+    def strategy(d: ProgramBuilder, a: Arguments) -> Reference:
         x = _first_tensor(a)
         k, n = x.shape[-1], d.size(1, 8)
         lead = x.shape[:-2] if 3 in ranks else ()
@@ -324,7 +324,7 @@ _SCALE_ARGUMENTS = ("scales", "scales_d", "scales_h", "scales_w")
 
 
 def _upsample_arguments(spatial: int, *, vec: bool) -> dict[str, Strategy]:
-    def output(d: Draw, a: Arguments) -> list[int] | None:
+    def output(d: ProgramBuilder, a: Arguments) -> list[int] | None:
         if vec and d.chance(0.5):
             a["scale_factors"] = [d.choose((2.0, 0.5, 1.5, 3.0)) for _ in range(spatial)]
             return None
@@ -335,7 +335,7 @@ def _upsample_arguments(spatial: int, *, vec: bool) -> dict[str, Strategy]:
     return {first: _finite_tensor(spatial + 2), "output_size": output, **dict.fromkeys(_SCALE_ARGUMENTS, _fixed(None))}
 
 
-def _fold_input(d: Draw, a: Arguments) -> Reference:
+def _fold_input(d: ProgramBuilder, a: Arguments) -> Reference:
     """Draw the operand of ``fold``, and its further arguments: sizes of image and window."""
     kernel, stride, dilation = ([d.size(1, high) for _ in range(2)] for high in (3, 3, 2))
     padding, counts = [d.size(0, size // 2) for size in kernel], [d.size(1, 4) for _ in range(2)]
@@ -349,7 +349,7 @@ def _fold_input(d: Draw, a: Arguments) -> Reference:
 def _recurrent_arguments(gates: int, states: int) -> dict[str, Strategy]:
     """Arguments of a recurrent layer: input, states, and parameters for ``gates`` gates."""
 
-    def parameters(d: Draw, a: Arguments) -> list[Reference]:
+    def parameters(d: ProgramBuilder, a: Arguments) -> list[Reference]:
         x, hidden = _first_tensor(a), d.size(1, 6)
         a |= {"has_biases": d.chance(0.7), "num_layers": d.size(1, 2), "bidirectional": d.chance(0.4)}
         a |= {"batch_first": d.chance(0.5), "train": False, "dropout": 0.0}
@@ -365,7 +365,7 @@ def _recurrent_arguments(gates: int, states: int) -> dict[str, Strategy]:
                 made += [d.constant(gates * hidden) for _ in range(2 * a["has_biases"])]
         return made
 
-    def state(d: Draw, a: Arguments) -> Any:
+    def state(d: ProgramBuilder, a: Arguments) -> Any:
         a["params"] = parameters(d, a)
         return a["hx"]
 
@@ -375,7 +375,7 @@ def _recurrent_arguments(gates: int, states: int) -> dict[str, Strategy]:
 def _recurrent_cell_arguments(gates: int, states: int) -> dict[str, Strategy]:
     """Arguments of a recurrent cell; input and states are [batch, features]."""
 
-    def state(d: Draw, a: Arguments) -> Any:
+    def state(d: ProgramBuilder, a: Arguments) -> Any:
         x, hidden = _first_tensor(a), d.size(1, 6)
         a |= {"w_ih": d.constant(gates * hidden, x.shape[1]), "w_hh": d.constant(gates * hidden, hidden)}
         biased = d.chance(0.7)
@@ -395,13 +395,13 @@ def _attention_arguments(*inputs: str, shapes: dict[str, str]) -> dict[str, Stra
     """Arguments of attention with projections and feed-forward layers; E is the embedding width, F the hidden width."""
 
     def sized(*shape: str) -> Strategy:
-        def strategy(d: Draw, a: Arguments) -> Reference:
+        def strategy(d: ProgramBuilder, a: Arguments) -> Reference:
             width, hidden = a["embed_dim"], a.setdefault("_hidden", d.size(1, 8))
             return d.constant(*({"E": width, "3E": 3 * width, "F": hidden}[size] for size in shape))
 
         return strategy
 
-    def heads(d: Draw, a: Arguments) -> int:
+    def heads(d: ProgramBuilder, a: Arguments) -> int:
         return d.choose([n for n in (1, 2, 3, 4) if a["embed_dim"] % n == 0])
 
     first, *others = inputs
@@ -421,7 +421,7 @@ def _attention_arguments(*inputs: str, shapes: dict[str, str]) -> dict[str, Stra
 def _indices_along_dim(low: int = 1, high: int = 6) -> Strategy:
     """A vector of ``low`` to ``high`` indices along ``dim``."""
 
-    def strategy(d: Draw, a: Arguments) -> Reference:
+    def strategy(d: ProgramBuilder, a: Arguments) -> Reference:
         x = _first_tensor(a)
         size = x.shape[a["dim"]] if x.rank else 1
         return d.tensor(shape=(d.size(low, high),), dtypes=(torch.int64,), span=(0, size), constant=0.5)
@@ -429,14 +429,14 @@ def _indices_along_dim(low: int = 1, high: int = 6) -> Strategy:
     return strategy
 
 
-def _source_slices(d: Draw, a: Arguments) -> Reference:
+def _source_slices(d: ProgramBuilder, a: Arguments) -> Reference:
     """Draw a source with one slice along ``dim`` for each index."""
     shape = list(_first_tensor(a).shape)
     shape[a["dim"]] = a["index"].shape[0]
     return d.tensor(shape=tuple(shape), dtypes=(_first_tensor(a).tensor.dtype,))
 
 
-def _scatter_index(d: Draw, a: Arguments) -> Reference:
+def _scatter_index(d: ProgramBuilder, a: Arguments) -> Reference:
     """Draw an index tensor of ``scatter`` and ``gather``: an index along ``dim`` for each element of a part."""
     x = _first_tensor(a)
     shape = [n if d.chance(0.7) else d.size(1, max(n, 1)) for n in x.shape]
@@ -444,22 +444,22 @@ def _scatter_index(d: Draw, a: Arguments) -> Reference:
     return d.tensor(shape=tuple(shape), dtypes=(torch.int64,), span=(0, max(size, 1)), constant=0.5)
 
 
-def _tensor_like_index(d: Draw, a: Arguments) -> Reference:
+def _tensor_like_index(d: ProgramBuilder, a: Arguments) -> Reference:
     return d.tensor(shape=a["index"].shape, dtypes=(_first_tensor(a).tensor.dtype,))
 
 
-def _window_size(d: Draw, a: Arguments) -> int:
+def _window_size(d: ProgramBuilder, a: Arguments) -> int:
     """Draw a window size of at most the size of the dimension ``dimension``."""
     x = _first_tensor(a)
     return d.size(1, x.shape[a["dimension"]] if x.rank else 1)
 
 
-def _unshared_leaf(d: Draw, a: Arguments) -> Reference:
+def _unshared_leaf(d: ProgramBuilder, a: Arguments) -> Reference:
     """Draw a leaf, which shares no memory with other values."""
     return d.tensor(shape=d.shape(d.size(1, 4)), span=(-2, 2))
 
 
-def _strides(d: Draw, a: Arguments) -> list[int]:
+def _strides(d: ProgramBuilder, a: Arguments) -> list[int]:
     """Draw strides for ``size`` inside the tensor, and ``storage_offset`` from the remaining elements."""
     left, steps = _first_tensor(a).tensor.numel() - 1, []
     for size in a["size"]:
@@ -476,13 +476,13 @@ _STRIDED: dict[str, Strategy] = {
 }
 
 
-def _select_scatter_source(d: Draw, a: Arguments) -> Reference:
+def _select_scatter_source(d: ProgramBuilder, a: Arguments) -> Reference:
     a["dim"], x = d.axis(_first_tensor(a)), _first_tensor(a)
     axis = a["dim"] % max(x.rank, 1)
     return d.tensor(shape=(*x.shape[:axis], *x.shape[axis + 1 :]))
 
 
-def _slice_scatter_source(d: Draw, a: Arguments) -> Reference:
+def _slice_scatter_source(d: ProgramBuilder, a: Arguments) -> Reference:
     a["dim"], x = d.axis(_first_tensor(a)), _first_tensor(a)
     a |= {"start": _slice_bound(d, a), "end": _slice_bound(d, a), "step": d.choose((1, 1, 2))}
     axis = a["dim"] % max(x.rank, 1)
@@ -490,7 +490,7 @@ def _slice_scatter_source(d: Draw, a: Arguments) -> Reference:
     return d.tensor(shape=(*x.shape[:axis], length, *x.shape[axis + 1 :]))
 
 
-def _shift_amounts(d: Draw, a: Arguments) -> Reference:
+def _shift_amounts(d: ProgramBuilder, a: Arguments) -> Reference:
     """Draw shift amounts in bits."""
     shape = next((x.shape for x in a.values() if isinstance(x, Reference)), (3,))
     return d.tensor(shape=shape, dtypes=(torch.int32,), span=(0, 9))
@@ -503,12 +503,12 @@ def _edge_padding_arguments(rank: int) -> dict[str, Strategy]:
     }
 
 
-def _moderate_dividend(d: Draw, a: Arguments) -> Reference:
+def _moderate_dividend(d: ProgramBuilder, a: Arguments) -> Reference:
     """Draw a dividend of moderate size: for quotients beyond 2**22, the remainder's rule is inexact."""
     return d.tensor(lambda x: is_finite(x) and bool((x.abs() < 2**18).all()), span=(-1e4, 1e4))
 
 
-def _nonzero_divisor(d: Draw, a: Arguments) -> Reference:
+def _nonzero_divisor(d: ProgramBuilder, a: Arguments) -> Reference:
     """Draw a divisor without elements near 0."""
     return d.tensor(shape=_first_tensor(a).shape, dtypes=FLOATS[:1], span=(0.5, 4))
 
@@ -528,7 +528,7 @@ _EMBEDDING_BAG: dict[str, Strategy] = {
 }
 
 
-def _clamp_maximum(d: Draw, a: Arguments) -> float | None:
+def _clamp_maximum(d: ProgramBuilder, a: Arguments) -> float | None:
     return None if a["min"] is not None and d.chance(0.2) else d.choose((0, 0.5, 1.0, 6, 2.5))
 
 
@@ -1018,7 +1018,7 @@ COMMON_ARGUMENTS: dict[str, Strategy] = {
 }
 
 
-def _draw_by_type(kind: str, d: Draw, a: Arguments) -> Any:
+def _draw_by_type(kind: str, d: ProgramBuilder, a: Arguments) -> Any:
     """Draw an argument by its type in the schema."""
     if kind.startswith("Optional[") and d.chance(0.3):
         return None
@@ -1039,7 +1039,7 @@ def _draw_by_type(kind: str, d: Draw, a: Arguments) -> Any:
     raise NoValidChoice
 
 
-def draw_call(overload: OpOverload, d: Draw) -> tuple[str, str]:
+def draw_call(overload: OpOverload, d: ProgramBuilder) -> tuple[str, str]:
     """Draw a call of an ATen operator, as source."""
     packet, _, name = str(overload).removeprefix("aten.").partition(".")
     table = OPERATORS.get(packet, {}) | OPERATORS.get(f"{packet}.{name}", {})
@@ -1062,7 +1062,7 @@ def draw_call(overload: OpOverload, d: Draw) -> tuple[str, str]:
 # -- modules and functions ---------------------------------------------------------------------------------------
 
 
-def _fill_template(template: str, d: Draw) -> str:
+def _fill_template(template: str, d: ProgramBuilder) -> str:
     """Fill the fields of a template with drawn values; ``FUNCTIONS`` describes the fields."""
     a: Arguments = {}
 
@@ -1235,13 +1235,13 @@ MODULES = (
 )
 
 
-def _draw_module(constructor: str, template: str, d: Draw) -> tuple[str, str]:
+def _draw_module(constructor: str, template: str, d: ProgramBuilder) -> tuple[str, str]:
     # The operand is drawn before the constructor, which depends on its sizes.
     expression, _, made = _fill_template(f"{template} @ {constructor}", d).partition(" @ ")
     return expression, made
 
 
-def _draw_function(template: str, d: Draw) -> tuple[str, str]:
+def _draw_function(template: str, d: ProgramBuilder) -> tuple[str, str]:
     return _fill_template(template, d), ""
 
 
@@ -1278,7 +1278,7 @@ _READERS = tuple(
 )
 
 
-def _draw_moved_tensor(d: Draw) -> tuple[str, str]:
+def _draw_moved_tensor(d: ProgramBuilder) -> tuple[str, str]:
     """Draw a slice of a tensor, transposed, and usually transposed back past a dimension of size 1."""
     x = d.tensor(lambda t: 2 <= t.dim() <= 4 and t.numel() > 1, lambda: d.shape(d.size(2, 4)))
     axis = d.rng.randrange(x.rank)
@@ -1299,7 +1299,7 @@ def _draw_moved_tensor(d: Draw) -> tuple[str, str]:
     return text, ""
 
 
-def _draw_reader(make: StepDrawer, d: Draw) -> tuple[str, str]:
+def _draw_reader(make: StepDrawer, d: ProgramBuilder) -> tuple[str, str]:
     """Draw a step that reads the result of the previous step."""
     last = d.steps[-1].name if d.steps else ""
     expression, module = make(d)

@@ -16,7 +16,7 @@ from queue import Queue
 from typing import Any
 
 from tests.fuzz.generator import draw
-from tests.fuzz.oracle import TARGETS, Failure, Undefined, check, check_runtime
+from tests.fuzz.oracle import TARGETS, Failure, NoExpectedResult, check, check_runtime
 from tests.fuzz.program import Program
 from tests.fuzz.shrink import shrink
 
@@ -62,7 +62,7 @@ def check_program(
 
     Raises:
         Failure: a check failed.
-        Undefined: there is no expected result.
+        NoExpectedResult: there is no expected result.
     """
     samples = [program.samples(seed) for seed in range(3)]
     outcome = check(program.module(), samples, target, export_twice=thorough, validate_flatbuffers=thorough)
@@ -80,7 +80,7 @@ def check_graph(target: str, seed: int, index: int) -> Verdict:
         verdict.delegated, verdict.refused = check_program(
             program, target, thorough=thorough, exported=index % EXPORT_INTERVAL == EXPORT_INTERVAL - 1
         )
-    except Undefined as error:
+    except NoExpectedResult as error:
         verdict.kind, verdict.cause = "undefined", str(error)
     except Failure as failure:
         verdict.kind, verdict.cause, verdict.detail = failure.kind, failure.cause, str(failure)
@@ -101,7 +101,7 @@ def shrink_failure(verdict: Verdict, target: str, seed: int, seconds: float) -> 
             if (failure.kind, failure.cause) == (verdict.kind, verdict.cause):
                 verdict.detail = str(failure)
                 return True
-        except Undefined:
+        except NoExpectedResult:
             pass
         return False
 

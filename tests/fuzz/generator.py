@@ -25,7 +25,7 @@ from tests.ops.runner import Input
 T = TypeVar("T")
 Shape = tuple[int, ...]
 Accept = Callable[[Tensor], bool]
-StepDrawer = Callable[["Draw"], tuple[str, str]]
+StepDrawer = Callable[["ProgramBuilder"], tuple[str, str]]
 """Draws a step; returns its expression and the constructor of the module that it calls."""
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -82,7 +82,7 @@ def is_finite(x: Tensor) -> bool:
     return bool(x.isfinite().all())
 
 
-class Draw:
+class ProgramBuilder:
     """A program under construction, with the values of its leaves and steps.
 
     Args:
@@ -344,7 +344,7 @@ def draw(seed: int, index: int, *, integer: bool) -> Program:
 
     steps = list_data_movement_steps() if index % 5 == 4 else list_steps()
     for attempt in itertools.count():
-        d = Draw(f"{seed}/{index}/{attempt}", integer=integer)
+        d = ProgramBuilder(f"{seed}/{index}/{attempt}", integer=integer)
         wanted = 3 + int(27 * d.rng.random() ** 2)
         while len(d.steps) < wanted:
             operator, make = d.choose(d.choose(steps))
@@ -357,5 +357,5 @@ def draw(seed: int, index: int, *, integer: bool) -> Program:
 
 def draw_with(operator: str, make: StepDrawer, seed: int, *, integer: bool) -> Program | None:
     """Draw a program of one step; None if PyTorch refuses all tries."""
-    d = Draw(f"{operator}/{seed}", integer=integer)
+    d = ProgramBuilder(f"{operator}/{seed}", integer=integer)
     return d.build_program() if d.step(operator, make, tries=200) else None

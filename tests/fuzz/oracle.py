@@ -66,11 +66,11 @@ from arm_recipes import ArmRecipeType
 from arm_recipes.recipe.options import resolve_algorithms
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.ethosu import EthosUDelegate
-from tests.cortex_m.lowering import Lowered
-from tests.graphs import validate_by_tosa_opt
+from tests.cortex_m.lowering import LoweredCortexMProgram
 from tests.models import quantized_reference
-from tests.ops.runner import export, flat
+from tests.ops.runner import export, flatten_tensors
 from tests.runtime.ethosu_emulator import payloads, random_inputs
+from tests.tosa_graphs import validate_by_tosa_opt
 
 #: Relative error of a perturbed operator, by the element type of its result.
 _RELATIVE_ERROR = {torch.float64: 2.0**-20, torch.float32: 2.0**-20, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
@@ -174,7 +174,7 @@ class Failure(Exception):
         self.cause = re.sub(r"\d+", "#", cause)  # numbers of nodes, sizes
 
 
-class Undefined(Exception):
+class NoExpectedResult(Exception):
     """There is no expected result: torch.export cannot capture the program, or its tensors have no scale."""
 
 
@@ -221,9 +221,9 @@ class CompiledProgram:
         calls = sum(self.lowered(Isa.MVE).calls.values())
         return calls + sum(len(record.operators) for record in self.log.delegates)
 
-    def lowered(self, isa: Isa) -> Lowered:
+    def lowered(self, isa: Isa) -> LoweredCortexMProgram:
         """The program as one of int8 kernels."""
-        return Lowered(self.captured, self.program, self.log, isa)
+        return LoweredCortexMProgram(self.captured, self.program, self.log, isa)
 
 
 class _ContiguousInterpreter(Interpreter):
@@ -239,14 +239,14 @@ def compile_program(model: nn.Module, samples: Sequence[tuple[Tensor, ...]], tar
     """Capture a model, quantize it with ``samples``, and delegate it.
 
     Raises:
-        Undefined: PyTorch cannot capture the model.
+        NoExpectedResult: PyTorch cannot capture the model.
         Failure: the compiler raised an exception.
     """
     try:
         captured = export(model, _clone_inputs(samples[0]))
         eager = _run(Interpreter, captured, samples[0])
     except Exception as error:
-        raise Undefined(f"torch.export: {type(error).__name__}: {str(error).splitlines()[0][:80]}") from error
+        raise NoExpectedResult(f"torch.export: {type(error).__name__}: {str(error).splitlines()[0][:80]}") from error
     try:
         if TARGETS[target].int16_activations is not None:
             int16_activations = bool(TARGETS[target].int16_activations)
@@ -254,7 +254,7 @@ def compile_program(model: nn.Module, samples: Sequence[tuple[Tensor, ...]], tar
         with compilation_log.open_log() as log:
             program = delegate(captured, compile_spec(target))
     except ModelError as error:
-        raise Undefined(f"{type(error).__name__}: {str(error)[:80]}") from error
+        raise NoExpectedResult(f"{type(error).__name__}: {str(error)[:80]}") from error
     except Exception as error:
         raise Failure("crashed", _describe_error(error)) from error
     return CompiledProgram(captured, eager, program, log)
@@ -306,7 +306,7 @@ def check(
 
     Raises:
         Failure: a check failed.
-        Undefined: PyTorch cannot capture the model, or its kernels return other types than the graph has.
+        NoExpectedResult: PyTorch cannot capture the model, or its kernels return other types than the graph has.
     """
     first, spec = compile_program(model, samples, target), compile_spec(target)
     if validate_flatbuffers:
@@ -336,7 +336,8 @@ def check(
 def _check_streams(compiled: CompiledProgram) -> None:
     """Check that every command stream computes the bits of its TOSA graph on the emulator.
 
-    The access checker also checks that the results depend neither on the order of operations nor on unwritten memory.
+    The access checker also checks that the results depend neither on the order of operations nor on uninitialized
+    memory.
     """
     by_checksum = {checksum_spec(payload).value: payload for payload in payloads(compiled.program)}
     for delegate_record in compiled.log.delegates:
@@ -375,7 +376,7 @@ def _check_kernels(compiled: CompiledProgram, sample: tuple[Tensor, ...], spec: 
     if not lowered.calls or lowered.float_operators():
         return
     try:
-        outputs = lowered.run_here(_clone_inputs(sample))
+        outputs = lowered.run_in_executorch(_clone_inputs(sample))
     except RunError:  # an integer operator without a kernel in ExecuTorch
         return
     except Exception as error:
@@ -401,14 +402,14 @@ def _check_values(compiled: CompiledProgram, sample: tuple[Tensor, ...], target:
 def _check_traced_types(program: ExportedProgram, inputs: Sequence[Tensor]) -> None:
     try:
         _run(_TracedTypeChecker, program, inputs)
-    except Undefined:
+    except NoExpectedResult:
         raise
     except Exception:  # the program does not run, so its types are unknown
         return
 
 
 class _TracedTypeChecker(Interpreter):
-    """Raises ``Undefined`` if the result of one of PyTorch's kernels is no valid reference.
+    """Raises ``NoExpectedResult`` if the result of one of PyTorch's kernels is no valid reference.
 
     These results are invalid: another type than PyTorch traced (for example float16 moments of norms); casts of numbers
     that the integer type cannot hold; writes to elements that share memory, which change their neighbors too.
@@ -418,19 +419,19 @@ class _TracedTypeChecker(Interpreter):
         overload = overload_of(n.target)
         writes = overload in _SCATTER_COPIES or (overload is not None and overload._schema.is_mutable)
         if writes and n.all_input_nodes and _overlaps(self.env[n.all_input_nodes[0]]):
-            raise Undefined(f"{n.target} in elements that share memory")
+            raise NoExpectedResult(f"{n.target} in elements that share memory")
         result, traced = super().run_node(n), n.meta.get("val")
         if not isinstance(result, Tensor) or not isinstance(traced, Tensor):
             return result
         if (result.dtype, result.shape) != (traced.dtype, traced.shape):
-            raise Undefined(f"{n.target}: {result.dtype} where {traced.dtype} was traced")
+            raise NoExpectedResult(f"{n.target}: {result.dtype} where {traced.dtype} was traced")
         if (
             str(n.target).startswith(("aten.to.", "aten._to_copy.", "aten.type_as."))
             and traced.dtype in _INTEGER_DTYPES
         ):
             real = self.env[n.all_input_nodes[0]]
             if real.is_floating_point() and (real.abs() >= 2.0 ** (torch.iinfo(traced.dtype).bits - 1)).any():
-                raise Undefined(f"{n.target} of numbers beyond {traced.dtype}")
+                raise NoExpectedResult(f"{n.target} of numbers beyond {traced.dtype}")
         return result
 
 
@@ -465,7 +466,7 @@ def _run(kind: _InterpreterFactory, program: ExportedProgram, inputs: Sequence[T
         for spec in program.graph_signature.input_specs
     ]
     with torch.no_grad():
-        results = flat(kind(program.graph_module).run(*operands))
+        results = flatten_tensors(kind(program.graph_module).run(*operands))
     outputs = []
     for node, result, spec in zip(
         program.graph.output_node().args[0], results, program.graph_signature.output_specs, strict=True
@@ -498,7 +499,7 @@ def check_runtime(model: nn.Module, samples: Sequence[tuple[Tensor, ...]], targe
 
     Raises:
         Failure: outputs differ, or the export raises an exception.
-        Undefined: ExecuTorch has no kernel for an operator on the CPU, or cannot emit it.
+        NoExpectedResult: ExecuTorch has no kernel for an operator on the CPU, or cannot emit it.
     """
     compiled = compile_program(model, samples, target)
     expected = compiled.run(samples[0])
@@ -506,12 +507,12 @@ def check_runtime(model: nn.Module, samples: Sequence[tuple[Tensor, ...]], targe
         result = arm_recipes.export(model, _make_recipe(target), [_clone_inputs(sample) for sample in samples])
     except Exception as error:
         if "Missing out variants" in str(error):  # an operator without elements, which no target supports
-            raise Undefined(f"export: {str(error)[-80:]}") from error
+            raise NoExpectedResult(f"export: {str(error)[-80:]}") from error
         raise Failure("crashed", f"export: {_describe_error(error)}") from error
     try:
-        outputs = flat(result.run(*_clone_inputs(samples[0])))
+        outputs = flatten_tensors(result.run(*_clone_inputs(samples[0])))
     except RunError as error:
-        raise Undefined(f"runtime: {str(error).splitlines()[0][:80]}") from error
+        raise NoExpectedResult(f"runtime: {str(error).splitlines()[0][:80]}") from error
     except Exception as error:
         raise Failure("crashed", f"runtime: {_describe_error(error)}") from error
     _check_signature(outputs, expected)
@@ -609,7 +610,10 @@ class _PerturbedInterpreter(quantized_reference.Float64Interpreter):
             _to_float64(args, kwargs), lambda x: torch.float64 if x is torch.float32 else x
         )
         try:
-            pair = flat(target(*args, **kwargs)), flat(Interpreter.call_function(self, target, args64, kwargs64))
+            pair = (
+                flatten_tensors(target(*args, **kwargs)),
+                flatten_tensors(Interpreter.call_function(self, target, args64, kwargs64)),
+            )
         except (RuntimeError, NotImplementedError):  # no float64 kernel
             return False
         return all(torch.equal(x.double(), y.double()) for x, y in zip(*pair, strict=True))
@@ -719,7 +723,7 @@ def _evaluate(kind: _InterpreterFactory, program: ExportedProgram, inputs: Seque
     try:
         return _run(kind, program, inputs)
     except Exception as error:  # some operators have no float64 kernel, or a stricter one
-        raise Undefined(f"evaluation: {type(error).__name__}: {str(error)[:80]}") from error
+        raise NoExpectedResult(f"evaluation: {type(error).__name__}: {str(error)[:80]}") from error
 
 
 def _equal(x: Tensor, y: Tensor) -> Tensor:
@@ -729,7 +733,7 @@ def _equal(x: Tensor, y: Tensor) -> Tensor:
 # -- integer -----------------------------------------------------------------------------------------------------
 
 
-class _TargetFollower(Interpreter):
+class _TeacherForcedInterpreter(Interpreter):
     """Continues with the target's integers after each quantize node, and records PyTorch's values.
 
     Attributes:
@@ -794,11 +798,11 @@ class _TargetFollower(Interpreter):
         return real
 
 
-class _Float32Follower(_TargetFollower):
+class _TeacherForcedFloat32(_TeacherForcedInterpreter):
     """Evaluates in float32."""
 
 
-class _Float64Follower(_TargetFollower, _PerturbedInterpreter):
+class _TeacherForcedFloat64(_TeacherForcedInterpreter, _PerturbedInterpreter):
     """Evaluates in float64, or perturbed. An operator whose record declares an error is perturbed by that.
 
     One of the perturbed evaluations treats numbers as equal that the target's 32-bit comparisons cannot distinguish.
@@ -830,13 +834,13 @@ class _Float64Follower(_TargetFollower, _PerturbedInterpreter):
         return x + (noise if self._direction is None else self._direction) * self._error * x.abs().max()
 
 
-def _make_float64_followers(program: ExportedProgram) -> list[_Float64Follower]:
+def _make_float64_followers(program: ExportedProgram) -> list[_TeacherForcedFloat64]:
     """Create one exact float64 evaluator and several that are perturbed by float32 roundings."""
-    return [_Float64Follower(program.graph_module, seed, _FLOAT32_ERROR) for seed in [None, *range(_EVALUATIONS)]]
+    return [_TeacherForcedFloat64(program.graph_module, seed, _FLOAT32_ERROR) for seed in [None, *range(_EVALUATIONS)]]
 
 
 def _evaluate_following(
-    follower: _TargetFollower,
+    follower: _TeacherForcedInterpreter,
     program: ExportedProgram,
     inputs: Sequence[Tensor],
     ours: dict[str, Tensor],
@@ -925,7 +929,10 @@ def _check_integer(program: ExportedProgram, inputs: Sequence[Tensor], outputs: 
     except Exception as error:
         raise Failure("crashed", f"exposed: {_describe_error(error)}") from error
     ours = {node.name: value for node, value in zip(nodes, values, strict=True)}
-    followers: list[_TargetFollower] = [_Float32Follower(program.graph_module), *_make_float64_followers(program)]
+    followers: list[_TeacherForcedInterpreter] = [
+        _TeacherForcedFloat32(program.graph_module),
+        *_make_float64_followers(program),
+    ]
     constants = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind in TENSOR_KINDS]
     for follower in followers:
         follower.is_division_by_zero_undefined = isinstance(compile_spec(target), CortexMCompileSpec)

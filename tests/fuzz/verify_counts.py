@@ -1,7 +1,7 @@
 """Numbers of random graphs of a release check. Importing this module does not import PyTorch."""
 
 #: Number of graphs per target that ``--verify`` checks.
-VERIFY = {
+GRAPHS_PER_TARGET = {
     "TOSA_FP": 10_000,
     "TOSA_INT8": 10_000,
     "TOSA_A16W8": 2_000,

@@ -21,10 +21,10 @@ from arm_backend_core.tosa.graph import Value
 from arm_backend_core.tosa.passes import pipeline
 from arm_backend_core.tosa.serialize import serialize
 from arm_recipes import ArmRecipeType, export, load
-from tests.graphs import build_graph, make_target
 from tests.runtime.ethosu_emulator import Emulator, read_payload
 from tests.small_models import Small, images
 from tests.sqnr import sqnr
+from tests.tosa_graphs import build_graph, make_target
 
 INT8 = ArmRecipeType.TOSA_INT8
 

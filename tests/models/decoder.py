@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-WIDTH, HEADS, GROUPS, CACHE, TOKENS = 32, 4, 2, 48, 64
+WIDTH, HEADS, KV_HEADS, CACHE, TOKENS = 32, 4, 2, 48, 64
 
 
 class Layer(nn.Module):
@@ -20,12 +20,12 @@ class Layer(nn.Module):
         super().__init__()
         size = WIDTH // HEADS
         self.attention_norm, self.feed_forward_norm = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
-        self.query, self.key, self.value = (nn.Linear(WIDTH, n * size, bias=False) for n in (HEADS, GROUPS, GROUPS))
+        self.query, self.key, self.value = (nn.Linear(WIDTH, n * size, bias=False) for n in (HEADS, KV_HEADS, KV_HEADS))
         self.out = nn.Linear(WIDTH, WIDTH, bias=False)
         self.gate, self.up = nn.Linear(WIDTH, 2 * WIDTH, bias=False), nn.Linear(WIDTH, 2 * WIDTH, bias=False)
         self.down = nn.Linear(2 * WIDTH, WIDTH, bias=False)
-        self.register_buffer("cached_keys", torch.zeros(1, GROUPS, CACHE, size))
-        self.register_buffer("cached_values", torch.zeros(1, GROUPS, CACHE, size))
+        self.register_buffer("cached_keys", torch.zeros(1, KV_HEADS, CACHE, size))
+        self.register_buffer("cached_values", torch.zeros(1, KV_HEADS, CACHE, size))
         self.register_buffer("frequencies", 1000.0 ** -(torch.arange(size // 2) / (size // 2)))
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ class Layer(nn.Module):
         self.cached_keys[:, :, positions] = self._apply_rotary_embedding(key, positions)
         self.cached_values[:, :, positions] = value
         mask = torch.arange(CACHE, dtype=torch.int32) <= positions[:, None]
-        keys, values = (x.repeat_interleave(HEADS // GROUPS, 1) for x in (self.cached_keys, self.cached_values))
+        keys, values = (x.repeat_interleave(HEADS // KV_HEADS, 1) for x in (self.cached_keys, self.cached_values))
         y = F.scaled_dot_product_attention(self._apply_rotary_embedding(query, positions), keys, values, mask)
         x = x + self.out(y.transpose(1, 2).flatten(2))
         y = self.feed_forward_norm(x)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from arm_recipes import ArmRecipeType
 from tests.models import zoo
-from tests.models.exported import Exported
+from tests.models.exported_models import ExportedModel
 
 R = ArmRecipeType
 RECIPES = (
@@ -32,7 +32,7 @@ RECIPES = (
 
 def digests(name: str) -> dict[str, str]:
     """Digests of the ``.pte`` files of one model, by recipe."""
-    model = Exported(name)
+    model = ExportedModel(name)
     return {recipe.name: hashlib.sha256(model.result(recipe).buffer).hexdigest() for recipe in RECIPES}
 
 

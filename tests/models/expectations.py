@@ -21,7 +21,7 @@ from pathlib import Path
 from arm_backend_core.workers import vela
 from arm_recipes import ArmRecipeType
 from tests.models import zoo
-from tests.models.exported import Exported, precision
+from tests.models.exported_models import ExportedModel, precision
 
 FILE = Path(__file__).with_name("expectations.json")
 RELATIVE = 0.01
@@ -45,10 +45,10 @@ RECORDED_RECIPES = [
 ]
 
 
-def measure(model: Exported, recipe: ArmRecipeType) -> Figures:
+def measure(model: ExportedModel, recipe: ArmRecipeType) -> Figures:
     """Measure the figures of an export; figures of 0 are omitted.
 
-    ``program_bytes``: size of the ``.pte``. ``sqnr_db``: SQNR of integer programs over the held-out samples, except for
+    ``program_bytes``: size of the ``.pte``. ``sqnr_db``: SQNR of integer programs over the test samples, except for
     VGF, whose results are TOSA's. ``cycles``, ``sram_bytes``, ``dram_bytes``, ``flash_bytes``: Vela's estimates for one
     inference on Ethos-U.
     """

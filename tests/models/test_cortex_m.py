@@ -8,7 +8,7 @@ from executorch.export import ExportRecipe
 
 from arm_recipes import ArmRecipeType, export
 from tests.models import expectations, zoo
-from tests.models.exported import CALIBRATION_SAMPLES
+from tests.models.exported_models import CALIBRATION_SAMPLES
 from tests.sqnr import sqnr
 
 #: ``TOSA_INT8`` has int16 outputs and attention; measured differences are 0.4 dB (ds_cnn) to 2.3 dB (tiny_vit).
@@ -21,11 +21,11 @@ _NAMES = [pytest.param(name, marks=[pytest.mark.verify] if i else []) for i, nam
 @pytest.mark.parametrize("name", _NAMES)
 def test_cortex_m_programs_are_verified_and_accurate(name: str) -> None:
     entry = zoo.build(name, CALIBRATION_SAMPLES + 4)
-    samples, held_out = entry.samples[:CALIBRATION_SAMPLES], entry.samples[CALIBRATION_SAMPLES:]
+    samples, test_samples = entry.samples[:CALIBRATION_SAMPLES], entry.samples[CALIBRATION_SAMPLES:]
     result = export(entry.model, ExportRecipe.get_recipe(ArmRecipeType.CORTEX_M_INT8), samples, verify=True)
     assert bool(result.report.cpu_operators) == (name in _WITH_FLOAT_OPERATORS)
     with torch.no_grad():
-        expected = [entry.model(*sample) for sample in held_out]
+        expected = [entry.model(*sample) for sample in test_samples]
     recorded = expectations.read_file()[name]["TOSA_INT8"]["sqnr_db"]
     assert isinstance(recorded, float)
-    assert sqnr(expected, [result.run(*sample) for sample in held_out]) > recorded - _MAX_LOSS_DB
+    assert sqnr(expected, [result.run(*sample) for sample in test_samples]) > recorded - _MAX_LOSS_DB

@@ -13,11 +13,11 @@ from torch import Tensor
 from arm_backend_core.delegate import delegate
 from arm_backend_core.targets.compile_spec import TosaCompileSpec
 from arm_recipes import ArmRecipeType, load
-from tests.graphs import assert_valid
 from tests.models import expectations, quantized_reference, zoo
-from tests.models.exported import Exported, precision, tosa_spec
+from tests.models.exported_models import ExportedModel, precision, tosa_spec
 from tests.models.quantized_reference import Difference
 from tests.sqnr import sqnr
+from tests.tosa_graphs import assert_valid
 
 R = ArmRecipeType
 INT8 = [recipe for recipe in expectations.RECORDED_RECIPES if precision(recipe) == "INT8"]
@@ -52,13 +52,13 @@ def _parametrize_exports(recipes: Iterable[ArmRecipeType], slow: Sequence[ArmRec
 
 
 @lru_cache(maxsize=1)
-def _exported(name: str) -> Exported:
+def _exported(name: str) -> ExportedModel:
     """Cache the exports of one model; xdist groups run all tests of a model in one process, one after the other."""
-    return Exported(name)
+    return ExportedModel(name)
 
 
 @pytest.fixture(params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in zoo.NAMES])
-def model(request: SubRequest) -> Exported:
+def model(request: SubRequest) -> ExportedModel:
     """The model under test. pytest would set up a module-scoped fixture anew for each recipe."""
     return _exported(request.param)
 
@@ -75,7 +75,7 @@ _compared_with_pytorch = pytest.mark.parametrize(
 
 
 @_parametrize_exports(expectations.RECORDED_RECIPES)
-def test_one_legal_delegate_and_nothing_on_the_cpu(model: Exported, recipe: ArmRecipeType) -> None:
+def test_one_legal_delegate_and_nothing_on_the_cpu(model: ExportedModel, recipe: ArmRecipeType) -> None:
     result = model.result(recipe)
     found = {operator.operator: operator.reason for operator in result.report.cpu_operators}
     expected = ON_CPU.get((model.name, recipe.name.rsplit("_", 1)[0]), {})
@@ -90,7 +90,7 @@ def test_one_legal_delegate_and_nothing_on_the_cpu(model: Exported, recipe: ArmR
 
 
 @_parametrize_exports([R.ETHOSU_U55_INT8, R.ETHOSU_U85_INT8])
-def test_cycles_by_layer_add_up_to_velas_total(model: Exported, recipe: ArmRecipeType) -> None:
+def test_cycles_by_layer_add_up_to_velas_total(model: ExportedModel, recipe: ArmRecipeType) -> None:
     report = model.result(recipe).report
     (delegate,) = report.delegates
     assert delegate.vela is not None
@@ -110,7 +110,7 @@ def test_cycles_by_layer_add_up_to_velas_total(model: Exported, recipe: ArmRecip
 
 
 @_parametrize_exports([R.ETHOSU_U55_INT8, R.ETHOSU_U85_INT8])
-def test_the_peak_of_memory_over_time_is_velas(model: Exported, recipe: ArmRecipeType) -> None:
+def test_the_peak_of_memory_over_time_is_velas(model: ExportedModel, recipe: ArmRecipeType) -> None:
     report = model.result(recipe).report
     (delegate,), (used,) = report.delegates, report.memory
     assert delegate.vela is not None
@@ -121,19 +121,23 @@ def test_the_peak_of_memory_over_time_is_velas(model: Exported, recipe: ArmRecip
 
 
 @_parametrize_exports([R.TOSA_FP, R.VGF_FP])
-def test_float_programs_equal_eager_pytorch(model: Exported, recipe: ArmRecipeType) -> None:
+def test_float_programs_equal_eager_pytorch(model: ExportedModel, recipe: ArmRecipeType) -> None:
     error = (model.output(recipe, 0) - model.eager[0]).abs().max()
     assert error < 1e-4 * model.eager[0].abs().max()
 
 
 @_parametrize_exports([R.TOSA_FP, R.TOSA_INT8, R.TOSA_A8W4, R.TOSA_A16W8])
-def test_tosa_programs_in_executorchs_runtime_equal_the_reference_model(model: Exported, recipe: ArmRecipeType) -> None:
+def test_tosa_programs_in_executorchs_runtime_equal_the_reference_model(
+    model: ExportedModel, recipe: ArmRecipeType
+) -> None:
     assert torch.equal(model.output(recipe, 0), model.reference_output(recipe, 0))
 
 
 @_parametrize_exports([R.VGF_FP, R.VGF_INT8, R.VGF_A16W8], slow=[R.VGF_A16W8])  # on the CPU's driver
-def test_vgf_programs_in_executorchs_runtime_equal_the_reference_model(model: Exported, recipe: ArmRecipeType) -> None:
-    (output,) = load(model.result(recipe).buffer).execute(*model.held_out[0])
+def test_vgf_programs_in_executorchs_runtime_equal_the_reference_model(
+    model: ExportedModel, recipe: ArmRecipeType
+) -> None:
+    (output,) = load(model.result(recipe).buffer).execute(*model.test_samples[0])
     expected = model.reference_output(recipe, 0)
     if recipe is R.VGF_FP:  # sums in another order
         assert (output - expected).abs().max() < 1e-4 * expected.abs().max()
@@ -143,8 +147,8 @@ def test_vgf_programs_in_executorchs_runtime_equal_the_reference_model(model: Ex
 
 
 @_parametrize_exports([R.TOSA_INT8, R.TOSA_A16W8])
-def test_sqnr_is_that_of_the_quantized_graph(model: Exported, recipe: ArmRecipeType) -> None:
-    theirs = sqnr(model.eager, [model.float64_output(recipe, i) for i in range(len(model.held_out))])
+def test_sqnr_is_that_of_the_quantized_graph(model: ExportedModel, recipe: ArmRecipeType) -> None:
+    theirs = sqnr(model.eager, [model.float64_output(recipe, i) for i in range(len(model.test_samples))])
     # tiny_vit amplifies noise, and its quantized graph has a high SQNR for these 16 samples by chance: 34.3 dB. With
     # noise of a hundredth of a step at its three softmaxes, it has 32.9 to 34.4 dB, on average 33.6. Over 128 samples,
     # the graph has 33.4 dB and the program 33.0, of which the softmaxes cause 0.1 dB (``_select_attention_weights``).
@@ -153,7 +157,7 @@ def test_sqnr_is_that_of_the_quantized_graph(model: Exported, recipe: ArmRecipeT
 
 
 @_parametrize_exports(expectations.RECORDED_RECIPES)
-def test_figures_are_those_recorded(model: Exported, recipe: ArmRecipeType, request: SubRequest) -> None:
+def test_figures_are_those_recorded(model: ExportedModel, recipe: ArmRecipeType, request: SubRequest) -> None:
     figures = expectations.measure(model, recipe)
     if request.config.getoption("record"):
         expectations.record(model.name, recipe.name, figures)
@@ -165,7 +169,7 @@ def _share(counts: Iterable[int], found: Sequence[Difference]) -> float:
 
 
 @_compared_with_pytorch
-def test_int8_operators_are_at_most_a_step_from_pytorchs(model: Exported) -> None:
+def test_int8_operators_are_at_most_a_step_from_pytorchs(model: ExportedModel) -> None:
     found = model.compare_operators(R.TOSA_INT8, 0).differences
     assert max(tensor.max_steps for tensor in found) <= 1, [tensor for tensor in found if tensor.max_steps > 1]
     narrow = [tensor for tensor in found if tensor.dtype is torch.int8]
@@ -176,7 +180,7 @@ def test_int8_operators_are_at_most_a_step_from_pytorchs(model: Exported) -> Non
     assert _share((tensor.differing for tensor in weights), weights) < 0.1
 
 
-def _select_attention_weights(model: Exported, found: Sequence[Difference]) -> list[Difference]:
+def _select_attention_weights(model: ExportedModel, found: Sequence[Difference]) -> list[Difference]:
     """Select the attention weights. They have 255 steps up to the largest, which is little more than 1 / n for n keys.
 
     They are products with 1 / sum in steps of 2**-15. For the 65 keys of tiny_vit, 1 / n has 9 bits, and the error is
@@ -188,7 +192,7 @@ def _select_attention_weights(model: Exported, found: Sequence[Difference]) -> l
 
 
 @_parametrize_exports([R.TOSA_A16W8])
-def test_a16w8_operators_are_at_most_a_step_from_pytorchs(model: Exported, recipe: ArmRecipeType) -> None:
+def test_a16w8_operators_are_at_most_a_step_from_pytorchs(model: ExportedModel, recipe: ArmRecipeType) -> None:
     found = model.compare_operators(recipe, 0).differences
     # Where a TABLE of 513 points crosses the corner of a hardswish, and where the mean of a large feature map rounds
     # its partial sums to int16, it is more than one of the 65,536 steps.
@@ -197,8 +201,8 @@ def test_a16w8_operators_are_at_most_a_step_from_pytorchs(model: Exported, recip
     ]
 
 
-def _steps_apart(model: Exported, outputs: Iterable[Tensor]) -> float:
-    """Largest difference in steps of the output, over the first held-out samples.
+def _steps_apart(model: ExportedModel, outputs: Iterable[Tensor]) -> float:
+    """Largest difference in steps of the output, over the first test samples.
 
     A network amplifies differences: two correct evaluations may end several steps apart, and more behind a softmax.
     PyTorch's last operator therefore reads the target's operands.
@@ -209,18 +213,18 @@ def _steps_apart(model: Exported, outputs: Iterable[Tensor]) -> float:
 
 
 @_compared_with_pytorch
-def test_int8_output_is_at_most_a_step_from_pytorchs(model: Exported) -> None:
-    outputs = [model.output(R.TOSA_INT8, i) for i in range(len(model.held_out))]
+def test_int8_output_is_at_most_a_step_from_pytorchs(model: ExportedModel) -> None:
+    outputs = [model.output(R.TOSA_INT8, i) for i in range(len(model.test_samples))]
     assert _steps_apart(model, outputs) < 1.01
 
 
 @_compared_with_pytorch
 @pytest.mark.parametrize("steps", [-2, 2])
-def test_an_output_two_steps_off_is_seen(model: Exported, steps: int) -> None:
+def test_an_output_two_steps_off_is_seen(model: ExportedModel, steps: int) -> None:
     """The comparison above can fail: for a program that is wrong by two steps, and for a single value that is."""
     wrong = quantized_reference.shift_output(model.quantized(R.TOSA_INT8), steps)
     with torch.no_grad():
-        (shifted,) = delegate(wrong, TosaCompileSpec()).module(check_guards=False)(*model.held_out[0])
+        (shifted,) = delegate(wrong, TosaCompileSpec()).module(check_guards=False)(*model.test_samples[0])
     assert _steps_apart(model, [shifted]) > 1.01
     right, judged = model.output(R.TOSA_INT8, 0), model.compare_operators(R.TOSA_INT8, 0, last=True).output
     away = steps * quantized_reference.output_scale(model.quantized(R.TOSA_INT8))
@@ -231,12 +235,12 @@ def test_an_output_two_steps_off_is_seen(model: Exported, steps: int) -> None:
 
 
 @_parametrize_exports([*(r for r in INT8 if r is not R.TOSA_INT8), R.ETHOSU_U85_A8W4])
-def test_int8_is_bit_equal_on_every_target(model: Exported, recipe: ArmRecipeType) -> None:
+def test_int8_is_bit_equal_on_every_target(model: ExportedModel, recipe: ArmRecipeType) -> None:
     assert torch.equal(model.output(recipe, 0), model.output(ArmRecipeType[f"TOSA_{precision(recipe)}"], 0))
 
 
 @_parametrize_exports([r for r in A16W8 if r is not R.TOSA_A16W8])
-def test_sqnr_of_a16w8_is_that_of_tosa_on_every_target(model: Exported, recipe: ArmRecipeType) -> None:
+def test_sqnr_of_a16w8_is_that_of_tosa_on_every_target(model: ExportedModel, recipe: ArmRecipeType) -> None:
     """Ethos-U55 has no int16 MATMUL; it multiplies the high and low bytes of the operands."""
     ours, tosa = (sqnr(model.eager[:1], [model.output(r, 0)]) for r in (recipe, R.TOSA_A16W8))
     assert ours >= tosa - 0.5

@@ -19,7 +19,7 @@ from arm_backend_core.workers import vela
 from arm_recipes import ArmRecipeType, ExportResult, export
 from tests.models.keyword_spotter import KeywordSpotter
 from tests.ops.cases import Recurrent, Unrolled
-from tests.ops.runner import spec
+from tests.ops.runner import make_compile_spec
 from tests.sqnr import sqnr
 
 
@@ -48,7 +48,7 @@ def test_keyword_spotter(recipe: ArmRecipeType) -> None:
 
 
 def _quantized(module: nn.Module, samples: Sequence[Tensor]) -> ExportedProgram:
-    quantizer = TOSAQuantizer(spec("int")).set_global(get_symmetric_quantization_config())
+    quantizer = TOSAQuantizer(make_compile_spec("int")).set_global(get_symmetric_quantization_config())
     observed = ObservedProgram(torch.export.export(module, (samples[0],), strict=False), quantizer)
     for sample in samples:
         observed(sample)

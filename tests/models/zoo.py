@@ -219,13 +219,13 @@ def build_entry(make: Callable[[], nn.Module], draw: Callable[[], Tensor], kind:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = make().eval()
-        settle_batch_norm(model, lambda: (draw(),))
+        initialize_batch_norm(model, lambda: (draw(),))
         torch.manual_seed(seed + 1)
         inputs: list[tuple[Tensor, ...]] = [(draw(),) for _ in range(samples)]
     return Entry(model, inputs, kind)
 
 
-def settle_batch_norm(model: nn.Module, draw: Callable[[], tuple[Tensor, ...]]) -> None:
+def initialize_batch_norm(model: nn.Module, draw: Callable[[], tuple[Tensor, ...]]) -> None:
     """Set statistics and affine parameters of batch normalizations to values that are plausible for a trained network.
 
     With the initial statistics (mean 0, variance 1), the output of a deep random network would depend on biases only,

@@ -91,14 +91,14 @@ class Case:
         torch.manual_seed(0)
         if isinstance(self.model, torch.nn.Module):
             return copy.deepcopy(self.model).eval()
-        return Calls(self.model).eval()
+        return FunctionModule(self.model).eval()
 
     def sample(self, seed: int = 0) -> tuple[torch.Tensor, ...]:
         generator = torch.Generator().manual_seed(seed)
         return tuple(x.sample(generator) for x in self.inputs)
 
 
-class Calls(torch.nn.Module):
+class FunctionModule(torch.nn.Module):
     """Wraps a function in a module, so that it can be exported."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -110,7 +110,7 @@ class Calls(torch.nn.Module):
 
 
 @cache
-def spec(target: str) -> ArmCompileSpec:
+def make_compile_spec(target: str) -> ArmCompileSpec:
     """Return the compile spec of a target's short name."""
     return {
         "fp": lambda: TosaCompileSpec("TOSA-1.0+FP"),
@@ -136,7 +136,7 @@ def quantize_case(case: Case, *, int16: bool) -> torch.nn.Module:
     """
     config = get_symmetric_a16w8_quantization_config() if int16 else get_symmetric_quantization_config()
     module = export(case.module(), case.sample()).module(check_guards=False)
-    prepared = prepare_pt2e(module, TOSAQuantizer(spec("int")).set_global(config))
+    prepared = prepare_pt2e(module, TOSAQuantizer(make_compile_spec("int")).set_global(config))
     with torch.no_grad():
         for seed in range(3):
             prepared(*case.sample(seed))
@@ -144,7 +144,7 @@ def quantize_case(case: Case, *, int16: bool) -> torch.nn.Module:
 
 
 @dataclass(frozen=True)
-class Lowered:
+class DelegatedProgram:
     """A delegated program, and the events that its compilation recorded."""
 
     program: ExportedProgram
@@ -153,7 +153,7 @@ class Lowered:
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run the program, with delegates on the TOSA reference model, and return its outputs."""
         with torch.no_grad():
-            return flat(self.program.module(check_guards=False)(*inputs))
+            return flatten_tensors(self.program.module(check_guards=False)(*inputs))
 
     def check_delegated(self) -> None:
         """Assert that there is one delegate, and only boundary operators on the CPU."""
@@ -169,13 +169,15 @@ class Lowered:
         assert any(re.search(pattern, reason) for reason in reasons), f"'{pattern}' not in {reasons}"
 
 
-def lower(program: ExportedProgram, target: str | ArmCompileSpec) -> Lowered:
+def lower(program: ExportedProgram, target: str | ArmCompileSpec) -> DelegatedProgram:
     """Delegate a copy of ``program``."""
     with compilation_log.open_log() as log:
-        return Lowered(delegate(program, spec(target) if isinstance(target, str) else target), log)
+        return DelegatedProgram(
+            delegate(program, make_compile_spec(target) if isinstance(target, str) else target), log
+        )
 
 
-def flat(result: Any) -> list[torch.Tensor]:
+def flatten_tensors(result: Any) -> list[torch.Tensor]:
     """Flatten a nested result into its tensors."""
     return [x for x in torch.utils._pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
 

@@ -17,9 +17,9 @@ from arm_backend_core.targets.target import Target
 from arm_recipes import ArmRecipeType, ExportRecipe, export, load
 from arm_recipes.recipe import options
 from arm_recipes.stages.block_scaled import MXConfig, MXConv2d, MXLinear, can_block_scale
-from tests.graphs import validate_by_tosa_opt
-from tests.ops.runner import Calls
+from tests.ops.runner import FunctionModule
 from tests.runtime.ethosu_emulator import payloads
+from tests.tosa_graphs import validate_by_tosa_opt
 
 SPEC = "TOSA-1.1+FP+mxfp"
 #: A model and the shape of its input.
@@ -83,7 +83,9 @@ def test_layers_that_read_one_tensor_share_its_cast_to_block_scaled() -> None:
     model = nn.ModuleList([first, second]).eval().requires_grad_(False)
     quantize_(model, MXConfig(), can_block_scale)
     x = _draw_uneven_channels((3, 32))
-    lowered = delegate(torch.export.export(Calls(lambda x: (first(x), second(x))), (x,)), TosaCompileSpec(SPEC))
+    lowered = delegate(
+        torch.export.export(FunctionModule(lambda x: (first(x), second(x))), (x,)), TosaCompileSpec(SPEC)
+    )
     (flatbuffer,) = payloads(lowered)
     assert flatbuffer.count(b"cast_to_block_scaled") <= 2  # elements and scales
     for result, layer in zip(lowered.module()(x), (first, second), strict=True):

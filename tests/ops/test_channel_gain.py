@@ -16,7 +16,7 @@ from arm_backend_core.tosa import reference_model
 from arm_backend_core.tosa.graph import Graph
 from arm_backend_core.tosa.legalize import LegalizingBuilder
 from arm_backend_core.tosa.serialize import serialize
-from tests.graphs import FULL_TARGET
+from tests.tosa_graphs import FULL_TARGET
 
 
 @pytest.mark.parametrize("shape", [(3, 4), (2, 4, 5), (2, 4, 3, 5), (1, 4, 2, 3, 5)])

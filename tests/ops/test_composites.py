@@ -20,7 +20,7 @@ from arm_backend_core.quantization import TOSAQuantizer, get_symmetric_quantizat
 from arm_backend_core.quantization.ptq import ObservedProgram
 from arm_recipes import ArmRecipeType, export
 from tests.ops import runner
-from tests.ops.runner import Calls, Case, Input
+from tests.ops.runner import Case, FunctionModule, Input
 from tests.sqnr import sqnr
 
 aten = torch.ops.aten
@@ -672,7 +672,7 @@ def test_runs_whole_in_float(name: str) -> None:
     function, shapes = COMPOSITES[name]
     generator = torch.Generator().manual_seed(0)
     inputs = tuple(torch.rand(shape, generator=generator) * 4 - 2 for shape in shapes)
-    program = torch.export.export(Calls(function).eval(), inputs, strict=False)
+    program = torch.export.export(FunctionModule(function).eval(), inputs, strict=False)
     with compilation_log.open_log() as log:
         lowered = delegate(program, TosaCompileSpec("TOSA-1.0+FP"))
     assert not log.refused_operators
@@ -735,7 +735,9 @@ _FUSED_MASKS = {
 @pytest.mark.parametrize("name", _FUSED_MASKS)
 def test_masks_of_fused_attention_layers_mark_the_ignored_keys(name: str) -> None:
     x = torch.linspace(-3, 3, 48).sin().reshape(2, 3, 8)
-    program = torch.export.export(Calls(lambda x: _encoder_layer(x, False, *_FUSED_MASKS[name])), (x,), strict=False)
+    program = torch.export.export(
+        FunctionModule(lambda x: _encoder_layer(x, False, *_FUSED_MASKS[name])), (x,), strict=False
+    )
     lowered = delegate(program, TosaCompileSpec("TOSA-1.0+FP"))
     expected = _encoder_layer(x, False, *_FUSED_MASKS[name])
     torch.testing.assert_close(lowered.module()(x), expected, rtol=1e-4, atol=1e-4)
@@ -745,7 +747,7 @@ def test_masks_of_fused_attention_layers_mark_the_ignored_keys(name: str) -> Non
 def test_matrix_products_of_bfloat16_and_fp8(name: str) -> None:
     function, shapes, dtype = _PRODUCTS[name]
     inputs = tuple(torch.linspace(-1, 1, math.prod(shape)).sin().reshape(shape).to(dtype) for shape in shapes)
-    program = torch.export.export(Calls(function), inputs, strict=False)
+    program = torch.export.export(FunctionModule(function), inputs, strict=False)
     lowered = delegate(program, TosaCompileSpec("TOSA-1.0+FP+bf16+fp8e4m3"))
     assert not [node for node in lowered.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
     torch.testing.assert_close(lowered.module()(*inputs), function(*inputs), rtol=2e-2, atol=2e-2)
@@ -755,7 +757,7 @@ def test_matrix_products_of_bfloat16_and_fp8(name: str) -> None:
 def test_matmul_with_empty_inner_dimension_needs_no_kernel(function: Callable[..., Tensor]) -> None:
     """A CPU kernel might leave the memory of the result unwritten."""
     inputs = torch.zeros(2, 3, 0), torch.zeros(0, 4)
-    lowered = delegate(torch.export.export(Calls(function), inputs), TosaCompileSpec("TOSA-1.0+FP"))
+    lowered = delegate(torch.export.export(FunctionModule(function), inputs), TosaCompileSpec("TOSA-1.0+FP"))
     names = {node.name for node in lowered.graph.nodes}
     assert not names & {"matmul", "linear"}
     assert torch.equal(lowered.module()(*inputs), function(*inputs))
@@ -822,7 +824,7 @@ def _windows(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("function", [_dropout, _type_as, _broadcast, _transposed, _windows])
 def test_in_place_writes_are_visible_through_aliases(function: Callable[..., Any]) -> None:
     inputs = (torch.tensor([1.0, 2.0, 3.0]),)
-    lowered = delegate(torch.export.export(Calls(function), inputs), TosaCompileSpec("TOSA-1.0+FP"))
+    lowered = delegate(torch.export.export(FunctionModule(function), inputs), TosaCompileSpec("TOSA-1.0+FP"))
     torch.testing.assert_close(lowered.module()(*inputs), function(*inputs))
 
 
@@ -843,7 +845,7 @@ def test_order_statistics_of_many_elements_use_topk_on_the_cpu(name: str) -> Non
     nan = float("nan")
     x = torch.tensor([[3.0, -1.0, 2.0, 0.5, 9.0, 8.0] * 66, [1.0, nan, -2.0, 7.0, 4.0, 6.0] * 66])
     lowered = delegate(
-        torch.export.export(Calls(_ORDER_STATISTICS[name]), (x,), strict=False), TosaCompileSpec("TOSA-1.0+FP")
+        torch.export.export(FunctionModule(_ORDER_STATISTICS[name]), (x,), strict=False), TosaCompileSpec("TOSA-1.0+FP")
     )
     on_cpu = {node.target for node in lowered.graph.nodes if isinstance(node.target, torch._ops.OpOverload)}
     assert on_cpu == {torch.ops.aten.topk.default}
@@ -856,7 +858,7 @@ def test_order_statistics_of_few_elements_run_on_the_target(name: str) -> None:
     function = (lambda x: torch.kthvalue(x, 2, 0)[0]) if name == "kthvalue" else _ORDER_STATISTICS[name]
     with compilation_log.open_log() as log:
         lowered = delegate(
-            torch.export.export(Calls(function), (x[:, :4],), strict=False), TosaCompileSpec("TOSA-1.0+FP")
+            torch.export.export(FunctionModule(function), (x[:, :4],), strict=False), TosaCompileSpec("TOSA-1.0+FP")
         )
     assert not log.refused_operators
     torch.testing.assert_close(lowered.module()(x[:, :4]), function(x[:, :4]), equal_nan=True)
@@ -867,7 +869,7 @@ def test_stable_sort_keeps_the_order_of_equal_elements() -> None:
     x = torch.tensor([[3.0, -1.0, 3.0, float("nan"), -1.0, 3.0], [float("nan"), 1, float("nan"), 1, 1, -math.inf]])
     for down in (False, True):
         function = lambda x, down=down: torch.sort(x, dim=1, descending=down, stable=True)  # noqa: E731
-        lowered = runner.lower(runner.export(Calls(function), (x,)), "fp")
+        lowered = runner.lower(runner.export(FunctionModule(function), (x,)), "fp")
         lowered.check_delegated()
         for got, expected in zip(lowered.run((x,)), function(x), strict=True):
             torch.testing.assert_close(got, expected, equal_nan=True)
@@ -877,7 +879,7 @@ def test_linear_algebra_on_an_empty_batch_is_a_constant() -> None:
     """ExecuTorch has no kernel for a determinant, so that none may remain for an empty batch."""
     inputs = (torch.zeros(0, 3, 3), torch.ones(3))
     function = lambda x, y: (torch.linalg.det(x), torch.linalg.inv(x), y * 2)  # noqa: E731
-    lowered = runner.lower(runner.export(Calls(function), inputs), "fp")
+    lowered = runner.lower(runner.export(FunctionModule(function), inputs), "fp")
     assert not [r.operator for r in lowered.log.refused_operators if "linalg" in r.operator]
     for got, expected in zip(lowered.run(inputs), function(*inputs), strict=True):
         torch.testing.assert_close(got, expected)
@@ -892,7 +894,7 @@ def test_casts_of_int32_comparisons_run_on_u55() -> None:
         return counted, (x == 2).int(), (x > -3).int(), (x >= 5).int(), (x < 5).long(), (x <= -3).to(torch.int32)
 
     x = torch.tensor([[1, 2, -3, 5, 7, 1], [-(2**31), 2**31 - 1, 4, -2, 1, 0]], dtype=torch.int32)
-    lowered = runner.lower(runner.export(Calls(function), (x,)), "u55")
+    lowered = runner.lower(runner.export(FunctionModule(function), (x,)), "u55")
     lowered.check_delegated()
     for got, expected in zip(lowered.run((x,)), function(x), strict=True):
         torch.testing.assert_close(got, expected, rtol=0, atol=0)
@@ -982,7 +984,7 @@ def test_runs_whole_in_int8(name: str) -> None:
     program = runner.export(module, inputs)
     lowered = runner.lower(program, "int")
     lowered.check_delegated()
-    expected, scales = runner.flat(module(*inputs)), runner.output_scales(program)
+    expected, scales = runner.flatten_tensors(module(*inputs)), runner.output_scales(program)
     runner.check_steps(lowered.run(inputs), expected, scales, QUANTIZED[name])
 
 
@@ -1017,7 +1019,9 @@ def test_rounded_values_compare_exactly_with_integers(name: str, kind: ArmRecipe
     """No element is within a step of int8 of a discontinuity."""
     x = (torch.arange(-62, 62) / 16 + 1 / 32).reshape(2, 62)
     result = export(
-        Calls(lambda x: _INTEGER_COMPARISONS[name](x).float()), ExportRecipe.get_recipe(kind), [(x,), (x.flip(1),)]
+        FunctionModule(lambda x: _INTEGER_COMPARISONS[name](x).float()),
+        ExportRecipe.get_recipe(kind),
+        [(x,), (x.flip(1),)],
     )
     assert not result.report.cpu_operators
     assert torch.equal(result.run(x).round(), _INTEGER_COMPARISONS[name](x).float())
@@ -1028,8 +1032,8 @@ def test_selections_and_counts_of_integers_are_exact_in_int8(name: str) -> None:
     """The minimum is far from the other values, so that a selection without it would have another scale."""
     x = torch.tensor([[-1.0, -2, -1, -5, -2, -1, -2], [-4, -1, -3, -3, -5, -1, -5], [-2, 0, -2, -1, -1, -1, 0]])
     observed = ObservedProgram(
-        runner.export(Calls(_EXACT[name]), (x,)),
-        TOSAQuantizer(runner.spec("int")).set_global(get_symmetric_quantization_config()),
+        runner.export(FunctionModule(_EXACT[name]), (x,)),
+        TOSAQuantizer(runner.make_compile_spec("int")).set_global(get_symmetric_quantization_config()),
     )
     observed(x)
     lowered = runner.lower(observed.convert(), "int")
@@ -1085,4 +1089,4 @@ def test_cross_attention_runs_whole_in_int8(model: Callable[..., Tensor], count:
     program = runner.export(module, inputs)
     lowered = runner.lower(program, "int")
     lowered.check_delegated()
-    runner.check_steps(lowered.run(inputs), runner.flat(module(*inputs)), runner.output_scales(program), 2)
+    runner.check_steps(lowered.run(inputs), runner.flatten_tensors(module(*inputs)), runner.output_scales(program), 2)

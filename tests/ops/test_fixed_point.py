@@ -22,8 +22,8 @@ from arm_backend_core.tosa.graph import Value
 from arm_backend_core.tosa.passes.pipeline import run as optimise
 from arm_backend_core.tosa.serialize import serialize
 from arm_backend_core.workers import vela
-from tests.graphs import assert_valid, build_flatbuffer, build_graph, estimate_npu_cycles, make_target
-from tests.verify_only import select_third
+from tests.tosa_graphs import assert_valid, build_flatbuffer, build_graph, estimate_npu_cycles, make_target
+from tests.verify_only import combine_pairwise
 
 Array = np.ndarray[Any, Any]
 I8, I16, I32 = DType.INT8, DType.INT16, DType.INT32
@@ -126,7 +126,7 @@ def float_softmax(x: Array, axis: int) -> Array:
     return e / e.sum(axis, keepdims=True)
 
 
-@pytest.mark.parametrize(("n", "dtype", "span"), select_third(LENGTHS, [I8, I16], RANGES))
+@pytest.mark.parametrize(("n", "dtype", "span"), combine_pairwise(LENGTHS, [I8, I16], RANGES))
 def test_softmax_int8(n: int, dtype: DType, span: float) -> None:
     q, out, x = spread(span, dtype), params(1 / 256, -128, I8), rows(n, dtype)
     error = execute(lambda b, v: fixed_point.softmax(b, v, q, 1, out), x, dtype) - out.quantize(
@@ -136,7 +136,7 @@ def test_softmax_int8(n: int, dtype: DType, span: float) -> None:
     assert np.mean(error == 0) > 0.98
 
 
-@pytest.mark.parametrize(("n", "dtype", "span"), select_third(LENGTHS, [I8, I16], RANGES))
+@pytest.mark.parametrize(("n", "dtype", "span"), combine_pairwise(LENGTHS, [I8, I16], RANGES))
 def test_softmax_int16(n: int, dtype: DType, span: float) -> None:
     q, out, x = spread(span, dtype), params(2.0**-15, 0, I16), rows(n, dtype)
     error = np.abs(
@@ -182,7 +182,7 @@ def float_norm(x: Array, axes: tuple[int, ...], eps: float, *, centre: bool) -> 
 
 @pytest.mark.parametrize(
     ("n", "dtype", "span", "affine", "centre"),
-    select_third(LENGTHS, [I8, I16], [0.01, 8.0, 1000.0], [True, False], [True, False]),
+    combine_pairwise(LENGTHS, [I8, I16], [0.01, 8.0, 1000.0], [True, False], [True, False]),
 )
 def test_layer_norm_and_rms_norm(n: int, dtype: DType, span: float, affine: bool, centre: bool) -> None:
     rng = np.random.default_rng(1)

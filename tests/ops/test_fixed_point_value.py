@@ -31,7 +31,7 @@ from arm_backend_core.tosa.graph import Graph, Value
 from arm_backend_core.tosa.legalize import LegalizingBuilder
 from arm_backend_core.tosa.passes.pipeline import run as optimise
 from arm_backend_core.tosa.serialize import serialize
-from tests.graphs import FULL_TARGET, make_target
+from tests.tosa_graphs import FULL_TARGET, make_target
 
 aten = torch.ops.aten
 Array = np.ndarray[Any, Any]

@@ -14,7 +14,7 @@ from arm_backend_core.ops.lookup import apply_by_table
 from arm_backend_core.ops.operands import Operand
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa import reference_model
-from tests.graphs import build_flatbuffer
+from tests.tosa_graphs import build_flatbuffer
 
 Array = np.ndarray[Any, Any]
 I8, I16 = DType.INT8, DType.INT16

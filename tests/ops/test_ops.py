@@ -11,18 +11,18 @@ import torch.nn.functional as F
 from arm_backend_core import TosaCompileSpec, compilation_log
 from arm_backend_core.delegate import delegate
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
-from tests.graphs import assert_valid
 from tests.ops import runner
 from tests.ops.cases import CASES
-from tests.ops.runner import Case, Lowered
+from tests.ops.runner import Case, DelegatedProgram
 from tests.runtime.ethosu_emulator import Emulator, delegates_with_payloads
+from tests.tosa_graphs import assert_valid
 from tests.verify_only import is_thorough
 
 #: NPUs whose refusals rows list (``Case.refused``), and their names there.
 _NAMED = {"ethos-u55-128": "u55", "ethos-u85-256": "u85"}
 
 
-def _check_delegation(case: Case, lowered: Lowered, target: str) -> bool:
+def _check_delegation(case: Case, lowered: DelegatedProgram, target: str) -> bool:
     """Check the delegation, or the refusal that the row expects; return whether the operator is delegated."""
     if target in case.refused:
         lowered.check_refused(case.refused[target])
@@ -52,7 +52,7 @@ def test_float(case: Case, thorough: bool) -> None:
     inputs = case.sample()
     lowered = runner.lower(runner.export(case.module(), inputs), "fp")
     if _check_delegation(case, lowered, "fp"):
-        runner.check_close(case, lowered.run(inputs), runner.flat(case.module()(*inputs)))
+        runner.check_close(case, lowered.run(inputs), runner.flatten_tensors(case.module()(*inputs)))
         if thorough:
             assert_valid(lowered.log.delegates[0].tosa, "TOSA-1.0+FP")
 
@@ -64,7 +64,7 @@ def test_quantized(case: Case, profile: str, accelerators: tuple[str, ...], emul
     program = runner.export(module, inputs)
     lowered = runner.lower(program, "int")
     if _check_delegation(case, lowered, profile):
-        expected, scales = runner.flat(module(*inputs)), runner.output_scales(program)
+        expected, scales = runner.flatten_tensors(module(*inputs)), runner.output_scales(program)
         error: torch.Tensor | float = 0.0
         if case.tabulated and profile == "a16w8" and scales[0] is not None:
             error = runner.interpolation_error(case, program, inputs[0], scales[0])
@@ -111,7 +111,7 @@ def test_fp8_operators(name: str, dtype: torch.dtype) -> None:
     inputs = tuple(torch.linspace(-3, 3, 48).roll(i * 7).reshape(1, 3, 4, 4).to(dtype) for i in (0, 1))
     program = runner.export(Case(name, _FP8[name], ()).module(), inputs)
     with compilation_log.open_log() as log:
-        lowered = Lowered(delegate(program, TosaCompileSpec(spec)), log)
+        lowered = DelegatedProgram(delegate(program, TosaCompileSpec(spec)), log)
     lowered.check_delegated()
     assert_valid(log.delegates[0].tosa, spec)
     (got,) = lowered.run(inputs)
@@ -128,7 +128,7 @@ def test_comparisons_of_mixed_dtypes_use_pytorchs_promoted_type(half_first: bool
     half = torch.tensor([0.1, 0.2, 0.3]).half()
     single = torch.tensor(0.1) if scalar else torch.tensor([0.1, 0.2, 0.3])
     operands = (half, single) if half_first else (single, half)
-    module = runner.Calls(lambda x, y: ((x > y).float(), (x == y).float(), (x < y).float()))
+    module = runner.FunctionModule(lambda x, y: ((x > y).float(), (x == y).float(), (x < y).float()))
     lowered = runner.lower(runner.export(module, operands), "fp")
     lowered.check_delegated()
     for made, expected in zip(lowered.run(operands), module(*operands), strict=True):

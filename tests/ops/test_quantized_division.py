@@ -20,8 +20,8 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Value
 from arm_backend_core.tosa.legalize import LegalizingBuilder
 from arm_backend_core.tosa.serialize import serialize
-from tests.graphs import FULL_TARGET
 from tests.ops.runner import Case, Input, lower, quantize_case
+from tests.tosa_graphs import FULL_TARGET
 
 Array = np.ndarray[Any, Any]
 I8, I16, I32 = DType.INT8, DType.INT16, DType.INT32

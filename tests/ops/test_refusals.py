@@ -248,7 +248,7 @@ def test_refusals_of_quantized_graphs(name: str) -> None:
     program = runner.export(case.module(), case.sample())
     lowered = runner.lower(program, "mixed")
     assert reason in "\n".join(f"{r.operator}: {r.reason}" for r in lowered.log.refused_operators)
-    expected = runner.flat(case.module()(*case.sample()))
+    expected = runner.flatten_tensors(case.module()(*case.sample()))
     for ours, theirs in zip(lowered.run(case.sample()), expected, strict=True):  # the other operators are correct
         torch.testing.assert_close(ours, theirs)
 
@@ -272,7 +272,7 @@ def test_refusals_of_boundary_operators(function: Callable[..., Any], inputs: Se
     """The report lists no boundary operators, so that the reason is read from the selection."""
     case = Case("boundary", function, inputs)
     program = runner.export(case.module(), case.sample())
-    refusals = select_operators(program, runner.spec("int").target, []).refusals
+    refusals = select_operators(program, runner.make_compile_spec("int").target, []).refusals
     assert any(reason in refusal.reason for refusal in refusals.values()), refusals
 
 
@@ -281,7 +281,7 @@ def test_integer_targets_refuse_unquantized_operators(target: str) -> None:
     case = Case("relu", F.relu, [Input((2, 3))])
     reasons = _reasons(runner.export(case.module(), case.sample()), target)
     assert "it is not quantized" in reasons
-    assert f"{runner.spec(target).target.name} runs integers only" in reasons
+    assert f"{runner.make_compile_spec(target).target.name} runs integers only" in reasons
 
 
 def test_dynamic_shapes_are_refused() -> None:
@@ -295,7 +295,7 @@ def test_dynamic_shapes_are_refused() -> None:
 def test_keep_on_cpu_is_a_reason() -> None:
     program = runner.export(nn.Linear(4, 3).eval(), (torch.randn(2, 4),))
     with compilation_log.open_log() as log:
-        delegate(program, runner.spec("fp"), keep_on_cpu=[lambda node: "linear" in node.name])
+        delegate(program, runner.make_compile_spec("fp"), keep_on_cpu=[lambda node: "linear" in node.name])
     assert [r.reason for r in log.refused_operators] == ["kept on the CPU as asked"]
 
 
@@ -307,7 +307,7 @@ def test_an_exception_of_a_pass_names_the_delegate(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("arm_backend_core.tosa.passes.pipeline.run", broken)
     program = runner.export(Case("relu", F.relu, ()).module(), (torch.rand(3),))
     with pytest.raises(CompileError, match="optimizing delegate 'arm_0' raised ValueError: broken"):
-        delegate(program, runner.spec("fp"))
+        delegate(program, runner.make_compile_spec("fp"))
 
 
 @pytest.mark.parametrize(
@@ -329,4 +329,4 @@ def test_op_refuses_overload_packets_and_registered_overloads(
 def test_require_full_delegation_raises_with_the_reason() -> None:
     program = runner.export(Case("gamma", torch.lgamma, ()).module(), (torch.rand(3),))
     with pytest.raises(FullDelegationError, match=r"1 operator\(s\) cannot run on TOSA-1.0\+FP:\n.*no floating-point"):
-        delegate(program, runner.spec("fp"), require_full_delegation=True)
+        delegate(program, runner.make_compile_spec("fp"), require_full_delegation=True)

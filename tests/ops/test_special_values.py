@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.graphs import assert_valid
 from tests.ops import runner
 from tests.ops.runner import Case
+from tests.tosa_graphs import assert_valid
 
 INF, NAN = float("inf"), float("nan")
 EDGES = torch.tensor([INF, -INF, NAN, 0.0, -0.0, 1.0, -1.5])
@@ -132,7 +132,7 @@ def test_float(name: str) -> None:
     case = Case(name, function, [], rtol=2e-3 if name.startswith("half") else 2e-5)
     lowered = runner.lower(runner.export(case.module(), tuple(inputs)), "fp")
     lowered.check_delegated()
-    got, expected = lowered.run(inputs), runner.flat(case.module()(*inputs))
+    got, expected = lowered.run(inputs), runner.flatten_tensors(case.module()(*inputs))
     runner.check_close(case, got, expected)
     assert [x.dtype for x in got] == [x.dtype for x in expected]
     assert_valid(lowered.log.delegates[0].tosa, "TOSA-1.0+FP")

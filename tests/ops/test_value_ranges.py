@@ -14,7 +14,7 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Value
 from arm_backend_core.tosa.legalize import LegalizingBuilder
 from arm_backend_core.tosa.serialize import serialize
-from tests.graphs import FULL_TARGET
+from tests.tosa_graphs import FULL_TARGET
 
 I8, I16, I32 = DType.INT8, DType.INT16, DType.INT32
 

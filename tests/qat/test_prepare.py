@@ -25,7 +25,7 @@ from arm_backend_core.quantization.observer import RangeObserver
 from arm_recipes import ArmRecipeType, ExportError, Inputs, export, prepare_qat
 from arm_recipes.pipeline.pipeline import Pipeline
 from arm_recipes.qat.prepared import Prepared
-from tests.ops.runner import spec
+from tests.ops.runner import make_compile_spec
 from tests.small_models import Samples
 from tests.sqnr import sqnr
 
@@ -511,7 +511,7 @@ def _errors() -> list[tuple[str, Callable[[], Any], type[Exception], str]]:
 
 
 def _quantizer() -> TOSAQuantizer:
-    return TOSAQuantizer(spec("int")).set_global(get_symmetric_quantization_config())
+    return TOSAQuantizer(make_compile_spec("int")).set_global(get_symmetric_quantization_config())
 
 
 def test_errors_of_prepare_qat_name_remedies() -> None:

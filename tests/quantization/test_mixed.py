@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from arm_backend_core.quantization.diagnostics.error_metrics import ErrorSums
 from arm_recipes import ArmRecipeType, ExportResult, export
-from tests.ops.runner import Calls
+from tests.ops.runner import FunctionModule
 
 
 class _Many(nn.Module):
@@ -27,18 +27,18 @@ class _Many(nn.Module):
         self.left = nn.Conv2d(8, 8, 3, padding=1, groups=8)
         self.right = nn.Conv2d(8, 8, 1)
         self.relu = nn.ReLU()
-        self.add = Calls(torch.add)
-        self.times = Calls(torch.mul)
+        self.add = FunctionModule(torch.add)
+        self.times = FunctionModule(torch.mul)
         self.gate = nn.Sigmoid()
-        self.join = Calls(lambda x, y: torch.cat([x, y], 1))
-        self.split = Calls(lambda x: x.split(8, 1)[1])
-        self.mean = Calls(lambda x: x.mean((2,)))
-        self.turn = Calls(lambda x: x.transpose(1, 2))
+        self.join = FunctionModule(lambda x, y: torch.cat([x, y], 1))
+        self.split = FunctionModule(lambda x: x.split(8, 1)[1])
+        self.mean = FunctionModule(lambda x: x.mean((2,)))
+        self.turn = FunctionModule(lambda x: x.transpose(1, 2))
         self.norm = nn.LayerNorm(8)
         self.query = nn.Linear(8, 8)
-        self.product = Calls(lambda x, y: x @ y.transpose(1, 2))
+        self.product = FunctionModule(lambda x, y: x @ y.transpose(1, 2))
         self.softmax = nn.Softmax(-1)
-        self.weigh = Calls(torch.matmul)
+        self.weigh = FunctionModule(torch.matmul)
         self.gelu = nn.GELU()
         self.last = nn.Linear(8, 4)
 
@@ -101,7 +101,7 @@ ISLANDS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "chain": (lambda: nn.Sequential(nn.Linear(8, 8), nn.Sigmoid(), nn.Softmax(-1)), ("1", "2")),
     "function before weights": (lambda: nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)), ("1", "2")),
     "moved": (lambda: nn.Sequential(nn.Linear(8, 8), nn.Flatten(0), nn.Tanh()), ("1", "2")),
-    "piece": (lambda: nn.Sequential(nn.Linear(8, 8), Calls(lambda x: x.split(4, 1)[1])), ("1",)),
+    "piece": (lambda: nn.Sequential(nn.Linear(8, 8), FunctionModule(lambda x: x.split(4, 1)[1])), ("1",)),
     "read as both": (lambda: _Both(), ("gate",)),
 }
 

@@ -25,7 +25,7 @@ from arm_backend_core.quantization.observer import (
     WeightObserver,
     find_min_mse_range,
 )
-from tests.ops.runner import export, spec
+from tests.ops.runner import export, make_compile_spec
 
 _INT8: dict[str, Any] = {"dtype": torch.int8, "quant_min": -128, "quant_max": 127, "qscheme": torch.per_tensor_affine}
 _WEIGHT: dict[str, Any] = {"dtype": torch.int8, "quant_min": -127, "quant_max": 127}
@@ -158,7 +158,7 @@ def test_min_mse_range_far_below_an_outlier() -> None:
 
 def _quantized(module: nn.Module, config: QuantizationConfig, *samples: tuple[Tensor, ...]) -> nn.Module:
     model = export(module.eval(), samples[0]).module(check_guards=False)
-    prepared = prepare_pt2e(model, TOSAQuantizer(spec("int")).set_global(config))
+    prepared = prepare_pt2e(model, TOSAQuantizer(make_compile_spec("int")).set_global(config))
     with torch.no_grad():
         for sample in samples:
             prepared(*sample)

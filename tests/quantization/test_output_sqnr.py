@@ -20,7 +20,7 @@ from arm_backend_core.quantization.ptq import ObservedProgram
 from arm_backend_core.targets.compile_spec import TosaCompileSpec
 from arm_recipes import ArmRecipeType, ExportResult, export
 from arm_recipes._internal.errors import AccuracyError, ArmRecipesWarning
-from tests.ops.runner import Calls
+from tests.ops.runner import FunctionModule
 from tests.sqnr import sqnr
 
 
@@ -54,7 +54,7 @@ def test_reported_sqnr_is_that_of_the_program_on_the_last_sample(kind: str) -> N
     """Weights, inputs and outputs are rounded as in the program. Integer outputs have no SQNR."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10))
-    both = Calls(lambda x: (y := model(x), y.argmax(1)))
+    both = FunctionModule(lambda x: (y := model(x), y.argmax(1)))
     samples = [(torch.randn(1, 3, 8, 8),) for _ in range(4)]
     result = _exported(both, samples, kind)
     (decibels,) = _output_sqnr(result).values()
@@ -77,7 +77,7 @@ def test_sqnr_is_computed_with_the_state_before_the_last_sample() -> None:
 
 def test_a_warning_names_the_operator_with_the_largest_loss() -> None:
     torch.manual_seed(0)
-    pole = Calls(lambda x: (x.exp(), 1 / (x.abs() + 1e-4)))
+    pole = FunctionModule(lambda x: (x.exp(), 1 / (x.abs() + 1e-4)))
     with pytest.warns(ArmRecipesWarning, match=r"SQNR of output 'mul' of 'forward'.*aten.reciprocal.default.*A16W8"):
         result = _exported(pole, [(torch.randn(4, 200),) for _ in range(2)])
     good, bad = _output_sqnr(result).values()
@@ -87,7 +87,7 @@ def test_a_warning_names_the_operator_with_the_largest_loss() -> None:
 
 def test_a_warning_names_an_operator_whose_operand_has_too_coarse_a_scale() -> None:
     frequencies = 1 + torch.arange(16) / 16  # too close to each other to be detected as a timestep embedding
-    angles = Calls(lambda t: torch.cos(t[:, None] * frequencies))
+    angles = FunctionModule(lambda t: torch.cos(t[:, None] * frequencies))
     torch.manual_seed(0)
     samples = [(torch.rand(8) * 1000,) for _ in range(4)]
     with pytest.warns(
@@ -106,7 +106,7 @@ def test_the_operator_that_adds_the_most_noise_is_named(outlier: float) -> None:
     torch.manual_seed(0)
     samples = [(torch.randn(1, 4096).index_fill_(1, torch.tensor([0]), outlier),) for _ in range(2)]
     recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, algorithms=False)
-    model = Calls(lambda x: torch.cos(x.clamp(-3, 3) * (3000 / outlier if outlier < 400 else 9)) * 2)
+    model = FunctionModule(lambda x: torch.cos(x.clamp(-3, 3) * (3000 / outlier if outlier < 400 else 9)) * 2)
     with pytest.warns(ArmRecipesWarning, match=r"most noise is added at the result of aten.cos.default") as caught:
         export(model.eval(), recipe, samples)
     assert "set such modules to A16W8" in str(caught[0].message)
@@ -114,7 +114,7 @@ def test_the_operator_that_adds_the_most_noise_is_named(outlier: float) -> None:
 
 def test_int16_tensors_are_not_advised_to_be_int16() -> None:
     torch.manual_seed(0)
-    model = Calls(lambda x: torch.cat([x * 1e6, x * 0.1], 1)[:, 16:] * 1.0)
+    model = FunctionModule(lambda x: torch.cat([x * 1e6, x * 0.1], 1)[:, 16:] * 1.0)
     samples = [(torch.randn(1, 16),) for _ in range(4)]
     for kind, is_advised in (("TOSA_INT8", True), ("TOSA_A16W8", False)):
         with pytest.warns(ArmRecipesWarning, match="SQNR of output") as caught:
@@ -125,7 +125,7 @@ def test_int16_tensors_are_not_advised_to_be_int16() -> None:
 
 
 def test_zero_and_boolean_outputs_have_no_sqnr() -> None:
-    result = _exported(Calls(lambda x: (x, x.relu() * 0 + x[:0].sum(), x > 0)), [(torch.randn(4, 4),)] * 2)
+    result = _exported(FunctionModule(lambda x: (x, x.relu() * 0 + x[:0].sum(), x > 0)), [(torch.randn(4, 4),)] * 2)
     (decibels,) = _output_sqnr(result).values()
     assert decibels > 30
 
@@ -174,13 +174,13 @@ def test_outputs_that_differ_between_runs_have_no_sqnr(function: Callable[[Tenso
     x = torch.linspace(0, 0.999999, 64)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "SQNR of output", ArmRecipesWarning)
-        result = _exported(Calls(function), [(x,)])
+        result = _exported(FunctionModule(function), [(x,)])
     assert _output_sqnr(result) == {}
 
 
 def test_tiny_and_huge_outputs_have_an_sqnr() -> None:
     torch.manual_seed(0)
-    result = _exported(Calls(lambda x: (x * 1e30, x * 1e-12)), [(torch.randn(4, 8),)] * 2)
+    result = _exported(FunctionModule(lambda x: (x * 1e30, x * 1e-12)), [(torch.randn(4, 8),)] * 2)
     assert all(decibels > 25 for decibels in _output_sqnr(result).values())
     assert len(_output_sqnr(result)) == 2
 
@@ -216,7 +216,7 @@ def test_a_low_sqnr_above_min_sqnr_is_warned_about() -> None:
     samples = [(torch.rand(2, 8) * 40,) for _ in range(4)]
     recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, min_sqnr=1e-3, algorithms=False)
     with pytest.warns(ArmRecipesWarning, match=r"SQNR of output .* is [0-5]\.\d dB"):
-        export(Calls(lambda x: torch.cos(x * 12)).eval(), recipe, samples)
+        export(FunctionModule(lambda x: torch.cos(x * 12)).eval(), recipe, samples)
 
 
 def test_a_combined_recipe_keeps_min_sqnr() -> None:
@@ -240,7 +240,7 @@ def test_min_sqnr_refuses_a_quantized_model() -> None:
 def test_min_sqnr_refuses_outputs_without_an_sqnr() -> None:
     with pytest.raises(AccuracyError, match=r"min_sqnr=20: the SQNR of the outputs of 'forward' cannot be computed"):
         export(
-            Calls(lambda x: x.argmax(1)),
+            FunctionModule(lambda x: x.argmax(1)),
             ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, min_sqnr=20),
             [(torch.randn(2, 8),)],
         )

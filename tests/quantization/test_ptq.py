@@ -31,7 +31,7 @@ from arm_backend_core.quantization.annotator import ANNOTATION
 from arm_backend_core.quantization.ptq import ObservedProgram
 from arm_recipes import ArmRecipeType, export
 from tests.ops.runner import export as exported
-from tests.ops.runner import spec
+from tests.ops.runner import make_compile_spec
 from tests.small_models import Samples
 
 Config = Callable[[], QuantizationConfig]
@@ -43,7 +43,7 @@ CONFIGS: list[Config] = [
 
 
 def _quantizer(config: Config) -> TOSAQuantizer:
-    return TOSAQuantizer(spec("int")).set_global(config())
+    return TOSAQuantizer(make_compile_spec("int")).set_global(config())
 
 
 def _quantize_directly(module: nn.Module, samples: Samples, config: Config) -> ExportedProgram:
@@ -171,7 +171,7 @@ def test_models_that_write_inputs_and_buffers_are_quantized(*, direct: bool) -> 
     else:
         program = exported(_quantize_by_torchao(_Accumulates(), samples, get_symmetric_quantization_config), samples[0])
     with compilation_log.open_log() as log:
-        delegated = delegate(program, spec("int"))
+        delegated = delegate(program, make_compile_spec("int"))
     assert not log.refused_operators
     runs = []
     for made in (program, delegated):
@@ -365,7 +365,7 @@ def test_steps_of_a_recurrent_layer_read_their_own_inputs() -> None:
     torch.manual_seed(0)
     model = _Recurrent(nn.LSTM).eval()
     program = exported(model, (torch.randn(1, 7, 4),))
-    module = TOSAQuantizer(spec("int")).transform_for_annotation(program.module(check_guards=False))
+    module = TOSAQuantizer(make_compile_spec("int")).transform_for_annotation(program.module(check_guards=False))
     selected = [node.args[2] for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.select.int)]
     x = torch.randn(1, 7, 4)
     assert {step: selected.count(step) for step in range(1, 7)} == dict.fromkeys(range(1, 7), 2)

@@ -14,7 +14,7 @@ from arm_backend_core.quantization.cross_method_observers import share_observers
 from arm_backend_core.quantization.observer import FixedRangeObserver
 from arm_backend_core.quantization.ptq import ObservedProgram, SharedTensors
 from arm_backend_core.quantization.state_observers import InterleavedCalibration
-from tests.ops.runner import spec
+from tests.ops.runner import make_compile_spec
 
 
 class Writing(nn.Module):
@@ -52,7 +52,7 @@ def _observe(*how: str) -> dict[str, tuple[ObservedProgram, Any]]:
     models = {name: Writing(state, name).eval() for name in how}
     for name, model in models.items():
         program = torch.export.export(model, (torch.ones(4),))
-        observed = ObservedProgram(program, TOSAQuantizer(spec("int")).set_global(config), common)
+        observed = ObservedProgram(program, TOSAQuantizer(make_compile_spec("int")).set_global(config), common)
         methods[name] = observed, program
     share_observers_across_methods({name: observed for name, (observed, _) in methods.items()}, models)
     return methods

@@ -17,10 +17,10 @@ from arm_recipes import ArmRecipeType as R
 from arm_recipes import ExportRecipe, ExportResult, export
 from arm_recipes.recipe import precisions
 from arm_recipes.recipe.compile_specs import SPEC_BUILDERS
-from tests.graphs import validate_by_tosa_opt
 from tests.ops.runner import export as exported
 from tests.small_models import Samples
 from tests.sqnr import sqnr
+from tests.tosa_graphs import validate_by_tosa_opt
 
 
 class Net(nn.Module):

@@ -21,7 +21,7 @@ from arm_backend_core.recurrent.roll_recurrent_loops import choose_steps_per_cal
 from arm_recipes import ArmRecipeType, ExportResult, export, load
 from tests.models.keyword_spotter import KeywordSpotter
 from tests.small_models import Samples
-from tests.verify_only import select_third
+from tests.verify_only import combine_pairwise
 
 T, BATCH, FEATURES, UNITS = 6, 2, 5, 6
 
@@ -186,7 +186,7 @@ def _check_loops(name: str, kind: str, steps: int) -> None:
             assert (x - y).abs().max() <= 1.001 * (info.scale or 0)
 
 
-@pytest.mark.parametrize(("name", "kind"), select_third([*CASES], ["TOSA_FP", "TOSA_INT8"]))
+@pytest.mark.parametrize(("name", "kind"), combine_pairwise([*CASES], ["TOSA_FP", "TOSA_INT8"]))
 def test_loops_give_the_results_of_one_call(name: str, kind: str) -> None:
     """6 steps in two calls: three in each, or four in each, two of which are padding."""
     _check_loops(name, kind, 3 if kind == "TOSA_FP" else 4)

@@ -15,7 +15,7 @@ from arm_backend_core.tosa import reference_model
 from arm_recipes.runtime.ethosu_abi import ALL_FINDINGS, ExecutionStatistics, load_emulator
 from arm_recipes.runtime.ethosu_payload import EthosUTensor, read_payload_content
 from arm_recipes.runtime.ethosu_stream import EmulatedStream
-from tests.ops.runner import Lowered
+from tests.ops.runner import DelegatedProgram
 
 Array = np.ndarray[Any, Any]
 #: Bytes of fast scratch for every program, because payloads do not contain the required size.
@@ -50,7 +50,7 @@ class Emulator:
 
     def __init__(self) -> None:
         self._library = load_emulator()
-        self.figures = ExecutionStatistics()
+        self.statistics = ExecutionStatistics()
 
     def run(
         self,
@@ -60,7 +60,7 @@ class Emulator:
         *,
         fatal_findings: int | None = ALL_FINDINGS,
     ) -> list[Array]:
-        """Execute a program once with access checks, and store the figures of this execution in ``figures``.
+        """Execute a program once with access checks, and store the statistics of this execution in ``statistics``.
 
         Args:
             payload: the program.
@@ -84,7 +84,7 @@ class Emulator:
                 stream.enable_access_checks(fatal_findings)
             written = stream.run(input_bytes)
         finally:
-            self.figures = stream.statistics()
+            self.statistics = stream.statistics()
             stream.close()
         return [
             np.frombuffer(data.tobytes(), result.dtype).reshape(result.shape)
@@ -99,7 +99,7 @@ class Emulator:
         return all(np.array_equal(ours, theirs) for ours, theirs in zip(results, expected, strict=True))
 
 
-def delegates_with_payloads(lowered: Lowered) -> list[tuple[compilation_log.DelegateRecord, bytes]]:
+def delegates_with_payloads(lowered: DelegatedProgram) -> list[tuple[compilation_log.DelegateRecord, bytes]]:
     """List the delegates of a lowered program, each with its payload."""
     by_checksum = {zlib.crc32(payload).to_bytes(4, "little"): payload for payload in payloads(lowered.program)}
     return [(delegate, by_checksum[delegate.checksum]) for delegate in lowered.log.delegates]

@@ -19,7 +19,7 @@ from executorch.exir.schema import Tensor as TensorValue
 from torch import Tensor
 
 from arm_recipes.runtime.ethosu_payload import read_payload_content
-from tests.runtime.building import RUNTIME, require, run
+from tests.runtime.cpp_build import RUNTIME, require, run
 
 _TOOLCHAIN = "gcc-arm-none-eabi libnewlib-arm-none-eabi libstdc++-arm-none-eabi-newlib"
 _DTYPES = {ScalarType.FLOAT: torch.float32, ScalarType.CHAR: torch.int8, ScalarType.SHORT: torch.int16}

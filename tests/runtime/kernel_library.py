@@ -12,7 +12,7 @@ import numpy as np
 from arm_backend_core.cortex_m.catalog import find_kernel
 from arm_backend_core.cortex_m.kernels.registry import Array
 from arm_recipes.runtime.build import list_kernel_sources
-from tests.runtime.building import RUNTIME, compile_cpp, executorch_include_flags, executorch_link_flags
+from tests.runtime.cpp_build import RUNTIME, compile_cpp, executorch_include_flags, executorch_link_flags
 
 #: ExecuTorch's ScalarType of each NumPy type.
 SCALAR_TYPES = {"uint8": 0, "int8": 1, "int16": 2, "int32": 3, "int64": 4, "float32": 6}

@@ -15,7 +15,7 @@ from arm_backend_core.errors import Unsupported
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Value
-from tests.graphs import build_graph
+from tests.tosa_graphs import build_graph
 
 _SHAPE = (1, 2, 3, 4)
 _TYPES = (DType.INT8, DType.INT8, DType.INT16, DType.INT32)

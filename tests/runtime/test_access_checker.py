@@ -24,16 +24,16 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 from arm_backend_core.workers.vela import installed_release
 from arm_recipes.runtime.errors import RunError
-from arm_recipes.runtime.ethosu_abi import HAZARD, UNWRITTEN
+from arm_recipes.runtime.ethosu_abi import HAZARD, UNINITIALIZED
 from arm_recipes.runtime.ethosu_payload import read_payload_content
 from arm_recipes.runtime.ethosu_stream import StreamError
 from arm_recipes.runtime.vela_program import VelaProgram
 from tests.accelerators import ACCELERATORS
-from tests.graphs import Body, build_flatbuffer
 from tests.runtime.ethosu_emulator import Emulator, Payload, read_payload
-from tests.runtime.tflite_models import depthwise
+from tests.runtime.tflite_writer import depthwise
 from tests.runtime.vela_bugs import STARTS_TOO_EARLY, Reproducer
 from tests.tflite.vela import compile_tflite
+from tests.tosa_graphs import Body, build_flatbuffer
 
 _CONV, _DMA_START, _DMA_WAIT, _KERNEL_WAIT, _NOTHING, _BLOCKDEP = 2, 16, 17, 18, 19, 0x12F
 _WORD_FOLLOWS = 0x4000
@@ -124,20 +124,20 @@ def test_too_large_blockdep_is_reported(accelerator: str, emulator: Emulator) ->
         "it: BLOCKDEP is too large",
         message,
     )
-    _run(emulator, payload, fatal_findings=UNWRITTEN)
-    assert emulator.figures.hazards == 3
+    _run(emulator, payload, fatal_findings=UNINITIALIZED)
+    assert emulator.statistics.hazards == 3
 
 
 def test_findings_are_counted_and_do_not_change_results(emulator: Emulator) -> None:
     payload = _payload("ethos-u55-128")
     right = _run(emulator, payload, fatal_findings=None)
     assert np.array_equal(_run(emulator, payload), right)
-    assert (emulator.figures.unwritten, emulator.figures.hazards) == (0, 0)
+    assert (emulator.statistics.uninitialized, emulator.statistics.hazards) == (0, 0)
     waits = [*_commands(payload, _DMA_WAIT), *_commands(payload, _KERNEL_WAIT)]
     for place in waits:
         payload = _replace_word(payload, place, _NOTHING)
-    assert np.array_equal(_run(emulator, payload, fatal_findings=UNWRITTEN), right)
-    assert emulator.figures.hazards == len(waits) == {(5, 1): 10, (5, 2): 14}[installed_release()]
+    assert np.array_equal(_run(emulator, payload, fatal_findings=UNINITIALIZED), right)
+    assert emulator.statistics.hazards == len(waits) == {(5, 1): 10, (5, 2): 14}[installed_release()]
 
 
 def test_missing_input_is_reported(emulator: Emulator) -> None:
@@ -146,11 +146,11 @@ def test_missing_input_is_reported(emulator: Emulator) -> None:
     message = _error_message(emulator, replace(payload, inputs=()))
     assert re.fullmatch(
         rf"NPU_OP_CONV at byte \d+: IFM contains byte {tensor.offset} of region 1, which has not been written, and \d+ "
-        "more unwritten bytes",
+        "more uninitialized bytes",
         message,
     )
     _run(emulator, replace(payload, inputs=()), fatal_findings=HAZARD)
-    assert emulator.figures.unwritten > 0
+    assert emulator.statistics.uninitialized > 0
 
 
 def test_removed_dma_of_a_table_is_reported(emulator: Emulator) -> None:
@@ -159,7 +159,7 @@ def test_removed_dma_of_a_table_is_reported(emulator: Emulator) -> None:
     message = _error_message(emulator, _replace_word(payload, first, _NOTHING))
     assert re.fullmatch(
         r"NPU_OP_CONV at byte \d+: the table contains byte 0 of region 8 \(lookup tables\), which has not been "
-        "written, and 255 more unwritten bytes",
+        "written, and 255 more uninitialized bytes",
         message,
     )
 
@@ -168,7 +168,7 @@ def test_removed_operation_is_reported(emulator: Emulator) -> None:
     payload = _payload("ethos-u85-256")
     first, second, *_ = _commands(payload, _CONV)
     message = _error_message(emulator, _replace_word(payload, first, _NOTHING))
-    missing = "IFM contains byte 0 of region 1, which has not been written, and 191 more unwritten bytes"
+    missing = "IFM contains byte 0 of region 1, which has not been written, and 191 more uninitialized bytes"
     assert message == f"NPU_OP_CONV at byte {4 * second}: {missing}"
 
 
@@ -193,13 +193,13 @@ def test_missing_indices_and_results_of_gather_are_reported(emulator: Emulator) 
     for place in _commands(payload, _DMA_START):
         payload = _replace_word(payload, place, _NOTHING)
     with pytest.raises(
-        StreamError, match=r"NPU_OP_STOP at byte .*: an output contains byte .* and 63 more unwritten bytes"
+        StreamError, match=r"NPU_OP_STOP at byte .*: an output contains byte .* and 63 more uninitialized bytes"
     ):
         emulator.run(payload, inputs, [("int8", (1, 4, 16))])
 
 
 def test_dma_may_copy_unwritten_bytes_that_nothing_reads(emulator: Emulator) -> None:
-    """A DMA of 4 bytes copies 16. The other 12 may be unwritten, because no operation reads them."""
+    """A DMA of 4 bytes copies 16. The other 12 may be uninitialized, because no operation reads them."""
 
     def body(b: Builder, x: Value, y: Value) -> Value:
         return b.rescale(b.matmul(x, y), DType.INT8, 0.25)
@@ -220,17 +220,17 @@ def test_statistics_agree_with_velas_report(accelerator: str, emulator: Emulator
     payload, vela = _payload(accelerator), _compiled(accelerator).vela
     assert vela is not None
     _run(emulator, payload)
-    figures = emulator.figures
-    assert figures.commands == len(list(_commands(payload)))
-    weights, *rest = figures.peak
-    assert weights == len(payload.weights) == figures.touched[0]
+    statistics = emulator.statistics
+    assert statistics.commands == len(list(_commands(payload)))
+    weights, *rest = statistics.peak
+    assert weights == len(payload.weights) == statistics.touched[0]
     peaks = {memory.name: memory.peak_bytes for memory in vela.memories}
     if accelerator == "ethos-u55-128":
         assert (weights, max(rest)) == (peaks["OffChipFlash"], peaks["Sram"])
-        assert figures.macs == vela.macs == 12 * 12 * 9 * 32 * (16 + 3 * 32)
-    assert all(peak >= touched for peak, touched in zip(figures.peak, figures.touched, strict=True))
+        assert statistics.macs == vela.macs == 12 * 12 * 9 * 32 * (16 + 3 * 32)
+    assert all(peak >= touched for peak, touched in zip(statistics.peak, statistics.touched, strict=True))
     # Each of the four convolutions writes 32 channels.
-    assert sum(figures.bytes_written) >= 4 * 12 * 12 * 32
+    assert sum(statistics.bytes_written) >= 4 * 12 * 12 * 32
 
 
 @pytest.mark.parametrize("accelerator", ACCELERATORS)

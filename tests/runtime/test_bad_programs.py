@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from arm_recipes import ArmRecipeType, ProgramError, RunError, export, load
 from arm_recipes.runtime.errors import PayloadError
-from tests.runtime import host_children, pte_programs
-from tests.runtime.host_children import run_in_child, run_programs
+from tests.runtime import child_processes, pte_programs
+from tests.runtime.child_processes import run_in_child, run_programs
 from tests.runtime.host_programs import (
     MIXED,
     export_methods,
@@ -34,7 +34,7 @@ from tests.runtime.host_programs import (
 from tests.small_models import images, vectors
 
 #: The tests run in one xdist worker, so that they share worker processes and exported programs.
-pytestmark = pytest.mark.xdist_group("host_children")
+pytestmark = pytest.mark.xdist_group("child_processes")
 
 FP, INT8, VGF = ArmRecipeType.TOSA_FP, ArmRecipeType.TOSA_INT8, ArmRecipeType.VGF_INT8
 U55, U85 = ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_INT8
@@ -195,7 +195,7 @@ def test_damaged_vgf_payload_without_checksum_is_refused() -> None:
     }
     for reason, damaged in wrong.items():
         with pytest.raises(PayloadError, match=rf"'forward' cannot be run: .*{reason}"):
-            run_in_child(host_children.run, damaged, x)
+            run_in_child(child_processes.run, damaged, x)
 
 
 @pytest.mark.parametrize("recipe", [U55, U85], ids=lambda recipe: recipe.name)
@@ -353,7 +353,7 @@ def test_bytes_that_are_no_program_are_refused(data: bytes) -> None:
 
 def test_crash_of_a_child_process_is_reported() -> None:
     """The tests above rely on this."""
-    with pytest.raises(host_children.ChildDied, match="-11"):
-        run_in_child(host_children.crash)
+    with pytest.raises(child_processes.ChildDied, match="-11"):
+        run_in_child(child_processes.crash)
     (outcome,) = run_programs([export_methods()], torch.ones(1, 9))
     assert outcome == "ValueError: no method 'forward'; the program has: between, first, second"

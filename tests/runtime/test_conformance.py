@@ -15,12 +15,12 @@ from arm_backend_core.tosa.graph import Value
 from arm_backend_core.tosa.serialize import serialize
 from arm_recipes import ArmRecipeType, ExportRecipe, export
 from tests.accelerators import ACCELERATORS
-from tests.graphs import Body, build_graph, make_target
 from tests.runtime.ethosu_emulator import Emulator
 from tests.tosa.conformance import npu
 from tests.tosa.conformance.campaign import find_example, find_explanation, run_test, sample_tests
 from tests.tosa.conformance.disagreements import KNOWN_DISAGREEMENTS, KnownDisagreement
 from tests.tosa.conformance.generation import CONTROL_FLOW, Entry, entries
+from tests.tosa_graphs import Body, build_graph, make_target
 
 #: Integer operator -> its first configuration entry.
 _INTEGER: dict[str, Entry] = {}
@@ -79,12 +79,10 @@ def test_padded_average_pool_of_several_images_is_correct_or_refused(kernel: int
     assert torch.equal(result.run(x), result.run(x, backend="tosa"))
 
 
-_NPU_DISAGREEMENTS = [expected for expected in KNOWN_DISAGREEMENTS if expected.question in ("Vela", "emulator")]
+_NPU_DISAGREEMENTS = [expected for expected in KNOWN_DISAGREEMENTS if expected.check in ("Vela", "emulator")]
 
 
-@pytest.mark.parametrize(
-    "expected", _NPU_DISAGREEMENTS, ids=lambda expected: f"{expected.kinds[0]}-{expected.question}"
-)
+@pytest.mark.parametrize("expected", _NPU_DISAGREEMENTS, ids=lambda expected: f"{expected.kinds[0]}-{expected.check}")
 def test_known_disagreement_still_occurs(expected: KnownDisagreement, emulator: Emulator) -> None:
     """Remove a disagreement that no longer occurs from ``KNOWN_DISAGREEMENTS``."""
     outcome = run_test(*find_example(expected), emulator)

@@ -1,4 +1,4 @@
-"""The Cortex-M backend: cross-compiled for a Cortex-M55, and executed on this machine with a driver double."""
+"""The Cortex-M backend: cross-compiled for a Cortex-M55, and executed on this machine with a fake driver."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from arm_backend_core.backends.registry import compile_payload
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_recipes import ArmRecipeType, export
 from tests.backends.tosa_programs import conv2d
-from tests.runtime.building import RUNTIME, executorch_directory, require, run
+from tests.runtime.cpp_build import RUNTIME, executorch_directory, require, run
 
 _DRIVER_HEADER = RUNTIME / "emulator/driver"
 #: Symbols of the C and C++ libraries that allocate, throw or unwind.

@@ -12,7 +12,7 @@ from arm_recipes import ArmRecipeType, ExportRecipe, ExportResult, RunError, loa
 from arm_recipes.runtime.data_file import external_data_keys, read_data_file
 from arm_recipes.runtime.payload_parts import content_key, matches_key
 from arm_recipes.runtime.pte import ProgramError
-from tests.runtime.building import (
+from tests.runtime.cpp_build import (
     RUNTIME,
     SANITIZERS,
     compile_cpp,

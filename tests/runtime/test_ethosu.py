@@ -24,10 +24,10 @@ from arm_recipes.runtime.ethosu import EthosUDelegate
 from arm_recipes.runtime.ethosu_payload import FAST_SCRATCH, WEIGHTS, EthosUPayload, read_payload_content
 from arm_recipes.runtime.program import Program
 from tests.backends.tosa_programs import conv2d
-from tests.graphs import build_flatbuffer
 from tests.runtime.host_programs import Counting, CpuBetween, export_small, export_striped, remove_checksums
 from tests.small_models import Small, images, vectors
-from tests.verify_only import select_third
+from tests.tosa_graphs import build_flatbuffer
+from tests.verify_only import combine_pairwise
 
 #: The tests run in one xdist worker, so that they share exported programs.
 pytestmark = pytest.mark.xdist_group("host_programs")
@@ -44,7 +44,7 @@ def _equal(result: ExportResult, *inputs: Tensor) -> bool:
     return ours.dtype == theirs.dtype and torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize(("recipe", "quantized_io"), select_third(RECIPES, [False, True]))
+@pytest.mark.parametrize(("recipe", "quantized_io"), combine_pairwise(RECIPES, [False, True]))
 def test_a_program_gives_the_numbers_of_its_tosa_graph(recipe: ArmRecipeType, quantized_io: bool) -> None:
     result = export_small(recipe, quantized_io=quantized_io)
     assert [delegate.backend for delegate in result.report.delegates] == ["EthosUBackend"]

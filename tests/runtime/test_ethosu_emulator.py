@@ -27,12 +27,11 @@ from arm_backend_core.tosa.vela_workarounds.catalog import apply_vela_workaround
 from arm_recipes.runtime.ethosu_stream import StreamError
 from tests.accelerators import ACCELERATORS
 from tests.fuzz.oracle import quantize_program
-from tests.graphs import Input, build_flatbuffer, build_graph, make_target
 from tests.models import zoo
 from tests.ops import runner
 from tests.ops.cases import CASES
 from tests.runtime import rescale_graphs, vela_bug_pairs
-from tests.runtime.building import RUNTIME, SANITIZERS, compile_cpp, run
+from tests.runtime.cpp_build import RUNTIME, SANITIZERS, compile_cpp, run
 from tests.runtime.ethosu_emulator import Array, Emulator, delegates_with_payloads, read_payload
 from tests.runtime.vela_bugs import (
     COMPILED_CORRECTLY,
@@ -42,6 +41,7 @@ from tests.runtime.vela_bugs import (
     Reproducer,
     reproduce_sliced,
 )
+from tests.tosa_graphs import Input, build_flatbuffer, build_graph, make_target
 
 #: Models and activations of ``make test``; ``make verify`` takes all.
 _MODELS = {("mobilenet_v3_small", "int8"), ("tiny_vit", "int8")}
@@ -104,7 +104,7 @@ def _results_match(
         return False
     try:
         results = emulator.run(read_payload(payload.data), inputs, shapes)
-    except StreamError:  # for example, it writes outside its region or reads unwritten bytes
+    except StreamError:  # for example, it writes outside its region or reads uninitialized bytes
         return False
     return all(np.array_equal(ours, theirs) for ours, theirs in zip(results, expected, strict=True))
 

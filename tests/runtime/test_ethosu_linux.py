@@ -1,4 +1,4 @@
-"""The backend for Ethos-U85 in Direct Drive on Linux, with a double of the driver library in place of an NPU."""
+"""The backend for Ethos-U85 in Direct Drive on Linux, with a fake of the driver library in place of an NPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from executorch.export import ExportRecipe
 
 from arm_recipes import ArmRecipeType, export
-from tests.runtime.building import RUNTIME, executorch_directory, require, run
+from tests.runtime.cpp_build import RUNTIME, executorch_directory, require, run
 
 pytestmark = pytest.mark.xdist_group("ethosu_linux")  # one build
 
@@ -19,7 +19,7 @@ DIRECT_DRIVE = ["--cop-format=COP2", "--separate-io-regions"]
 
 @pytest.fixture(scope="module")
 def backend_test(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The CMake target and the double, linked into the program of the C++ tests, with sanitizers."""
+    """The CMake target and the fake driver, linked into the program of the C++ tests, with sanitizers."""
     build = tmp_path_factory.mktemp("ethosu_linux")
     cmake = require("cmake", "cmake")
     include = executorch_directory() / "include"

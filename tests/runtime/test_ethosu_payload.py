@@ -24,7 +24,7 @@ from arm_recipes.runtime.errors import PayloadError
 from arm_recipes.runtime.ethosu_payload import EthosUPayload, EthosUTensor, read_payload_content
 from tests.accelerators import ACCELERATORS
 from tests.backends.tosa_programs import Flatbuffer, conv2d
-from tests.runtime.building import RUNTIME, SANITIZERS, compile_cpp, run
+from tests.runtime.cpp_build import RUNTIME, SANITIZERS, compile_cpp, run
 
 _NAMES = ["vela_bin_stream", "cmd_data", "weight_data", "scratch_size", "inputs", "outputs", "vela_end_stream"]
 _SOURCES = [RUNTIME / "payload/ethosu_payload.cpp", RUNTIME / "tests/payload/payload_abi.cpp"]

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from arm_recipes.runtime.ethosu_stream import StreamError
-from tests.runtime.ethosu_emulator import Emulator
-from tests.runtime.npu_streams import (
+from tests.runtime.command_stream_builder import (
     ADD,
     AVERAGE,
     LRELU,
@@ -23,12 +22,13 @@ from tests.runtime.npu_streams import (
     SUB,
     TABLE_ADDRESS,
     TABLES,
-    Commands,
+    CommandStreamBuilder,
     copy_by_dma,
     elementwise,
     execute,
     pool,
 )
+from tests.runtime.ethosu_emulator import Emulator
 
 OLDER = ("ethos-u55-128", "ethos-u65-256")
 U55, U85 = "ethos-u55-128", "ethos-u85-256"
@@ -75,7 +75,7 @@ def test_int32_results_have_no_zero_point(npu: str, emulator: Emulator) -> None:
 
 def test_int32_results_have_a_zero_point_before_a_table(emulator: Emulator) -> None:
     table = np.arange(-128, 128, dtype=np.int32) * 1000
-    commands, x = Commands(U55), _row(3, -4, dtype=np.int8).reshape(1, 1, 2)
+    commands, x = CommandStreamBuilder(U55), _row(3, -4, dtype=np.int8).reshape(1, 1, 2)
     commands.copy((0, 0), (TABLES, TABLE_ADDRESS), table.nbytes)
     output = np.zeros((1, 1, 2), np.int32)
     commands.ofm(16, output, zero_point=5)

@@ -31,8 +31,8 @@ from arm_backend_core.tosa.graph import Value
 from arm_recipes import ArmRecipeType, ExportResult, export
 from arm_recipes.runtime import pte
 from tests.accelerators import ACCELERATORS
-from tests.graphs import build_flatbuffer as flatbuffer_of
 from tests.runtime.host_programs import CpuBetween, export_mixed, export_small, export_striped
+from tests.tosa_graphs import build_flatbuffer as flatbuffer_of
 
 pytestmark = pytest.mark.xdist_group("host_programs")
 

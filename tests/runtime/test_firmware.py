@@ -10,7 +10,7 @@ from torch import Tensor
 
 from arm_recipes import ArmRecipeType, ExportResult
 from tests.runtime import firmware
-from tests.runtime.building import RUNTIME, compile_cpp, run
+from tests.runtime.cpp_build import RUNTIME, compile_cpp, run
 from tests.runtime.firmware import Firmware
 from tests.runtime.host_programs import export_small, export_striped
 from tests.small_models import images

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from tests.golden import main
+from tests.runtime.command_stream_builder import CommandStreamBuilder
+from tests.runtime.copy_programs import make_copy_program
 from tests.runtime.ethosu_emulator import Payload
-from tests.runtime.npu_streams import Commands
-from tests.runtime.tflite_models import TfliteOperator, TfliteTensor, wrap_command_stream
-from tests.runtime.vela_programs import make_copy_program
+from tests.runtime.tflite_writer import TfliteOperator, TfliteTensor, wrap_command_stream
 
 X = np.arange(-8, 8, dtype=np.int8)
 
@@ -52,7 +52,7 @@ def test_different_and_refused_programs(tmp_path: Path, capsys: pytest.CaptureFi
     _write(
         tmp_path,
         "g.npz",
-        wrap_command_stream(Payload(Commands("ethos-u65-256").stream, bytes(16), 16, (), ()), [], []),
+        wrap_command_stream(Payload(CommandStreamBuilder("ethos-u65-256").stream, bytes(16), 16, (), ()), [], []),
         X,
         X,
     )

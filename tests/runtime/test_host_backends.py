@@ -24,14 +24,14 @@ from arm_backend_core.errors import ArmBackendError
 from arm_backend_core.tosa import reference_model
 from arm_recipes import ArmRecipeType, RunError, RuntimeUnavailable, load
 from arm_recipes.runtime import build, host_backends, host_plugin
-from tests.runtime import host_children
-from tests.runtime.building import ROOT
-from tests.runtime.host_children import run_in_child, start_in_child
+from tests.runtime import child_processes
+from tests.runtime.child_processes import run_in_child, start_in_child
+from tests.runtime.cpp_build import ROOT
 from tests.runtime.host_programs import export_small
 from tests.small_models import images
 
 #: The tests run in one xdist worker, so that they share worker processes and exported programs.
-pytestmark = pytest.mark.xdist_group("host_children")
+pytestmark = pytest.mark.xdist_group("child_processes")
 
 TOSA, VGF, NPU = ArmRecipeType.TOSA_INT8, ArmRecipeType.VGF_INT8, ArmRecipeType.ETHOSU_U85_INT8
 
@@ -46,14 +46,14 @@ def _are_equal(results: list[Any], expected: list[Any]) -> bool:
 def test_installing_again_changes_nothing() -> None:
     executors = host_backends.register_backends()
     assert host_backends.register_backends() is executors
-    assert run_in_child(host_children.install_copies_then_plugin, [], 3) == []
+    assert run_in_child(child_processes.install_copies_then_plugin, [], 3) == []
 
 
 def test_second_copy_of_the_plugin_is_refused_and_programs_still_run(tmp_path: Path) -> None:
     copy = shutil.copy(build.build_plugin(), tmp_path / "copy.so")
     (x,) = images(1)[0]
     messages, outputs = run_in_child(
-        host_children.install_plugin_then_copy_twice, str(copy), export_small(TOSA).buffer, x
+        child_processes.install_plugin_then_copy_twice, str(copy), export_small(TOSA).buffer, x
     )
     assert len(messages) == 2
     for text in messages:
@@ -67,13 +67,13 @@ def test_plugin_is_refused_after_another_implementation(tmp_path: Path) -> None:
         RuntimeUnavailable,
         match="in this process cannot be used: something else in this process implements TOSABackend already",
     ):
-        run_in_child(host_children.install_copies_then_plugin, copies)
+        run_in_child(child_processes.install_copies_then_plugin, copies)
 
 
 def test_second_installation_of_one_library_is_refused() -> None:
     path = str(build.build_plugin())
     with pytest.raises(RuntimeUnavailable, match="this copy of the Arm host plugin is installed already"):
-        run_in_child(host_children.install_copies_then_plugin, [path])
+        run_in_child(child_processes.install_copies_then_plugin, [path])
 
 
 def test_unknown_backend_id_is_refused() -> None:
@@ -98,7 +98,7 @@ def _write_executable(path: Path, script: str) -> None:
 
 def _run_in_child(environment: Mapping[str, str | None]) -> None:
     """Load and run a small program in a child process with these environment variables."""
-    run_in_child(host_children.run, export_small(TOSA).buffer, *images(1)[0], environment=environment)
+    run_in_child(child_processes.run, export_small(TOSA).buffer, *images(1)[0], environment=environment)
 
 
 def test_missing_compiler_is_an_error_with_advice(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_cxx_may_have_a_launcher_and_flags(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_export_needs_no_compiler(tmp_path: Path) -> None:
-    exported, messages = run_in_child(host_children.export_and_run, environment=_without_compiler(tmp_path))
+    exported, messages = run_in_child(child_processes.export_and_run, environment=_without_compiler(tmp_path))
     assert exported > 1000
     assert "needs a C++17 compiler" in messages
     assert not (tmp_path / "cache").exists()
@@ -169,10 +169,10 @@ def test_concurrent_processes_build_the_plugin_once(tmp_path: Path) -> None:
     (x,) = images(1)[0]
     program = export_small(TOSA).buffer
     expected = load(program).execute(x)[0].numpy()
-    both = [start_in_child(host_children.build_and_run, program, x, environment=cache) for _ in range(2)]
+    both = [start_in_child(child_processes.build_and_run, program, x, environment=cache) for _ in range(2)]
     answers = [answer() for answer in both]
     answers.append(
-        run_in_child(host_children.build_and_run, program, x, environment=_without_compiler(tmp_path) | cache)
+        run_in_child(child_processes.build_and_run, program, x, environment=_without_compiler(tmp_path) | cache)
     )
     for path, (output,) in answers:
         assert Path(path).parent == tmp_path / "arm-recipes"
@@ -269,7 +269,7 @@ def test_wheel_has_the_cpp_sources_and_firmware_templates(tmp_path: Path) -> Non
 
 def test_ctrl_c_interrupts_a_run_and_the_next_run_works() -> None:
     (x,) = images(1)[0]
-    raised, (output,) = run_in_child(host_children.interrupt_run, export_small(TOSA).buffer, x)
+    raised, (output,) = run_in_child(child_processes.interrupt_run, export_small(TOSA).buffer, x)
     assert raised == "KeyboardInterrupt"
     assert torch.equal(torch.from_numpy(output), load(export_small(TOSA).buffer).execute(x)[0])
 
@@ -338,7 +338,7 @@ def test_delegates_are_destroyed_with_their_programs(recipe: ArmRecipeType, back
 def test_threads(recipes: tuple[ArmRecipeType, ArmRecipeType], shared: bool) -> None:
     samples = [images(8), images(16)[8:]]
     jobs = [([export_small(recipe).buffer], sample) for recipe, sample in zip(recipes, samples, strict=True)]
-    results = run_in_child(host_children.run_in_threads, jobs, shared)
+    results = run_in_child(child_processes.run_in_threads, jobs, shared)
     for thread_samples, outputs in zip(samples, results, strict=True):
         expected = [load(export_small(TOSA).buffer).execute(*sample)[0].numpy() for sample in thread_samples]
         assert _are_equal([output for (output,) in outputs], expected)
@@ -348,7 +348,7 @@ def test_several_programs_per_thread() -> None:
     samples = images(40)
     jobs = [([export_small(TOSA).buffer, export_small(VGF).buffer], samples)] * 3
     expected = [load(export_small(TOSA).buffer).execute(*sample)[0].numpy() for sample in samples]
-    for outputs in run_in_child(host_children.run_in_threads, jobs):
+    for outputs in run_in_child(child_processes.run_in_threads, jobs):
         assert _are_equal([output for (output,) in outputs[::2]], expected)
         assert _are_equal([output for (output,) in outputs[1::2]], expected)
 
@@ -359,7 +359,7 @@ def test_several_programs_per_thread() -> None:
 def test_programs_end_while_others_run(kept: ArmRecipeType, dropped: ArmRecipeType) -> None:
     (x,) = images(1)[0]
     outputs = run_in_child(
-        host_children.destroy_while_running, export_small(kept).buffer, export_small(dropped).buffer, (x,), 60
+        child_processes.destroy_while_running, export_small(kept).buffer, export_small(dropped).buffer, (x,), 60
     )
     expected = load(export_small(TOSA).buffer).execute(x)[0].numpy()
     assert len(outputs) > 60
@@ -368,7 +368,7 @@ def test_programs_end_while_others_run(kept: ArmRecipeType, dropped: ArmRecipeTy
 
 def test_output_of_other_threads_is_not_lost() -> None:
     assert (
-        run_in_child(host_children.count_lines_printed_while_running, export_small(TOSA).buffer, images(1)[0], 2000)
+        run_in_child(child_processes.count_lines_printed_while_running, export_small(TOSA).buffer, images(1)[0], 2000)
         == 2000
     )
 

@@ -18,9 +18,9 @@ from arm_backend_core.tosa.passes.control_flow import outline_control_flow
 from arm_backend_core.tosa.serialize import serialize
 from arm_recipes.runtime.errors import PayloadError
 from arm_recipes.runtime.tosa_deserialize import deserialize
-from tests.graphs import build_graph
 from tests.runtime.schemas import tables
 from tests.tosa.random_operators import draw_operators
+from tests.tosa_graphs import build_graph
 
 _CONTROL = Target.from_tosa_spec("TOSA-1.0+INT+controlflow")
 

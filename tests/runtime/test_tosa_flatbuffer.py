@@ -13,7 +13,7 @@ from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.passes.control_flow import outline_control_flow
 from arm_backend_core.tosa.serialize import serialize
 from arm_recipes.runtime.tosa_flatbuffer import find_constant_spans, read_graph
-from tests.graphs import build_graph
+from tests.tosa_graphs import build_graph
 
 _CONTROL_FLOW = Target.from_tosa_spec("TOSA-1.0+INT+controlflow")
 

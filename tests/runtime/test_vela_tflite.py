@@ -27,10 +27,10 @@ from arm_recipes.runtime.pte import ProgramError
 from arm_recipes.runtime.tensor_info import TensorInfo
 from arm_recipes.runtime.vela_tflite import read_vela_tflite
 from tests.accelerators import ACCELERATORS
-from tests.graphs import build_flatbuffer
+from tests.runtime.command_stream_builder import CommandStreamBuilder
+from tests.runtime.copy_programs import make_copy_program
 from tests.runtime.ethosu_emulator import Payload, read_payload
-from tests.runtime.npu_streams import Commands
-from tests.runtime.tflite_models import (
+from tests.runtime.tflite_writer import (
     ETHOS_U_OPTIONS,
     TfliteOperator,
     TfliteTensor,
@@ -39,8 +39,8 @@ from tests.runtime.tflite_models import (
     tflite_model,
     wrap_command_stream,
 )
-from tests.runtime.vela_programs import make_copy_program
 from tests.tflite.vela import compile_tflite
+from tests.tosa_graphs import build_flatbuffer
 
 _SHAPES = ((1, 5, 6, 2), (1, 5, 6, 3))
 
@@ -292,7 +292,7 @@ def test_operators_on_the_cpu_are_refused() -> None:
 
 def test_several_operators_for_the_npu_are_refused() -> None:
     tensors = [TfliteTensor("x", "int8", (1,), 1.0)]
-    tensors += [TfliteTensor("stream", "uint8", (32,), data=Commands("ethos-u55-128").stream)]
+    tensors += [TfliteTensor("stream", "uint8", (32,), data=CommandStreamBuilder("ethos-u55-128").stream)]
     tensors += [TfliteTensor(name, "uint8", (16,)) for name in ("constants", "scratch")]
     operator = TfliteOperator("ethos-u", (1, 2, 3, 3, 0), (0,), ETHOS_U_OPTIONS)
     offsets = struct.pack("<7i", 0, 1, 4, 0, -1, -1, 0)

@@ -20,7 +20,7 @@ from torch import nn
 from arm_backend_core.backends.payload import CHECKSUM_KEY
 from arm_backend_core.tosa import reference_model
 from arm_recipes import ArmRecipeType, export
-from tests.runtime.building import ROOT, RUNTIME, executorch_directory, require, run
+from tests.runtime.cpp_build import ROOT, RUNTIME, executorch_directory, require, run
 
 pytestmark = pytest.mark.xdist_group("vgf_backend")  # they share a build
 
@@ -229,7 +229,7 @@ def test_validation_layer_has_no_unknown_findings(build: Path, files: list[str],
 
 @pytest.mark.verify
 def test_every_flipped_bit_with_sanitizers(build: Path, files: list[str], integer: Model) -> None:
-    output = run([str(build / "flip_test"), files[0]])
+    output = run([str(build / "corrupted_file_test"), files[0]])
     counts = re.search(r"read: (\d+) of (\d+) lengths, (\d+) of (\d+) flips, (\d+) of (\d+) words\n$", output)
     assert counts, output[-2000:]
     lengths, _, flips, all_flips, words, _ = map(int, counts.groups())

@@ -13,8 +13,8 @@ from arm_backend_core.tosa.graph import Graph, Value, prod
 from arm_backend_core.tosa.passes import peephole_movement
 from arm_backend_core.tosa.passes.pipeline import run, run_last_passes
 from arm_backend_core.tosa.passes.rewrite import rewrite_to_fixpoint
-from tests.graphs import build_graph, make_target
 from tests.runtime.vela_bugs import COMPILED_CORRECTLY, REPRODUCERS, Reproducer
+from tests.tosa_graphs import build_graph, make_target
 
 
 def draw(seed: int, accelerator: str) -> Reproducer:

@@ -13,7 +13,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 from arm_backend_core.workers.vela import SUPPORTED_RELEASES, Release, installed_release
-from tests.graphs import Body, Input
+from tests.tosa_graphs import Body, Input
 
 _U55_U65 = ("ethos-u55-128", "ethos-u65-256")
 _U85 = ("ethos-u85-256",)

@@ -18,7 +18,7 @@ _UPPER = torch.ones(4, 4).triu(1).bool()
 _SOME = torch.tensor([True, False, True, True])
 
 
-class _Calls(nn.Module):
+class _FunctionModule(nn.Module):
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.function = function
@@ -84,7 +84,7 @@ _COMPUTED: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("name", [*_CONSTANT, *_COMPUTED])
 @torch.no_grad()
 def test_selections_run_in_one_delegate(name: str, kind: ArmRecipeType) -> None:
-    model, draw = _Calls((_CONSTANT | _COMPUTED)[name]).eval(), torch.Generator().manual_seed(0)
+    model, draw = _FunctionModule((_CONSTANT | _COMPUTED)[name]).eval(), torch.Generator().manual_seed(0)
     samples = [(torch.randn(4, 4, generator=draw) + 0.05,) for _ in range(8)]
     result = export(model, ExportRecipe.get_recipe(kind), samples)
     assert not result.report.cpu_operators
@@ -125,7 +125,9 @@ def test_indexing_by_a_scalar_tensor(function: Callable[..., Any], kind: ArmReci
     assert not result.report.cpu_operators
     assert len(result.report.delegates) == 1
     for sample in samples:
-        for got, wanted in zip(runner.flat(result.run(*sample)), runner.flat(function(*sample)), strict=True):
+        for got, wanted in zip(
+            runner.flatten_tensors(result.run(*sample)), runner.flatten_tensors(function(*sample)), strict=True
+        ):
             torch.testing.assert_close(got, wanted, rtol=0, atol=1e-5 if kind is ArmRecipeType.TOSA_FP else 0.15)
 
 
@@ -200,10 +202,10 @@ def _written_mask(_: Any, x: Tensor) -> Tensor:
 )
 @torch.no_grad()
 def test_results_that_depend_on_the_number_of_elements_are_not_rewritten(function: Callable[..., Any]) -> None:
-    model, x = _Calls(function).eval(), torch.linspace(-1, 1, 16).reshape(4, 4)
+    model, x = _FunctionModule(function).eval(), torch.linspace(-1, 1, 16).reshape(4, 4)
     program = Capture(None)("forward", model, Inputs(x))
     assert any(node.target is torch.ops.aten.index.Tensor for node in program.graph.nodes)
-    torch.testing.assert_close(runner.flat(program.module()(x)), runner.flat(model(x)))
+    torch.testing.assert_close(runner.flatten_tensors(program.module()(x)), runner.flatten_tensors(model(x)))
 
 
 def test_a_mask_that_changes_from_call_to_call_is_no_constant() -> None:
@@ -263,12 +265,14 @@ _FAMILIES = [ArmRecipeType.TOSA_FP, ArmRecipeType.TOSA_INT8, ArmRecipeType.ETHOS
 def test_operators_whose_size_depends_on_data_run_on_the_cpu(function: Callable[..., Any], kind: ArmRecipeType) -> None:
     """PyTorch stores the columns of ``nonzero``, ExecuTorch the rows."""
     sample = (torch.tensor([[1.0, 0, -1, 1, 0], [0, 0, 1, 1, 1], [-1, 1, 0, 0, 0]]),)
-    result = export(runner.Calls(function).eval(), ExportRecipe.get_recipe(kind), [sample])
-    for got, expected in zip(runner.flat(result.run(*sample)), runner.flat(function(*sample)), strict=True):
+    result = export(runner.FunctionModule(function).eval(), ExportRecipe.get_recipe(kind), [sample])
+    for got, expected in zip(
+        runner.flatten_tensors(result.run(*sample)), runner.flatten_tensors(function(*sample)), strict=True
+    ):
         torch.testing.assert_close(got, expected, atol=0.05, rtol=0)
 
 
 def test_nonzero_of_a_channels_last_input() -> None:
     x = torch.randint(-1, 2, (1, 3, 4, 5)).float().to(memory_format=torch.channels_last)
-    result = export(runner.Calls(torch.nonzero).eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), [(x,)])
+    result = export(runner.FunctionModule(torch.nonzero).eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), [(x,)])
     assert torch.equal(result.run(x), torch.nonzero(x))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportRecipe, export
-from tests.ops.runner import Calls
+from tests.ops.runner import FunctionModule
 
 aten = torch.ops.aten
 EMPTY_5D, EMPTY_ROWS, X = torch.zeros(1, 2, 3, 4, 0), torch.zeros(2, 0, 3), torch.linspace(-1, 1, 6).reshape(2, 3)
@@ -76,7 +76,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor, Tensor], Any], Tensor]] = {
 def test_programs_with_empty_tensors_run(name: str, recipe: ArmRecipeType) -> None:
     """The program runs in a child process, because portable kernels may end it."""
     function, empty = FUNCTIONS[name]
-    model, sample = Calls(function).eval(), (empty, X)
+    model, sample = FunctionModule(function).eval(), (empty, X)
     result = export(model, ExportRecipe.get_recipe(recipe), [sample])
     assert not result.report.methods[0].not_runnable
     expected = model(*sample)
@@ -88,7 +88,7 @@ def test_complex_tensors_without_elements_are_reported(recipe: ArmRecipeType) ->
     """A program has no complex constants to replace them by."""
     empty = torch.zeros(2, 0, dtype=torch.complex64)
     with pytest.warns(ArmRecipesWarning, match=r"'forward' will not run.*[\s\S]*aten.mm.default .*without elements"):
-        result = export(Calls(lambda z: (z @ z.T).abs()).eval(), ExportRecipe.get_recipe(recipe), [(empty,)])
+        result = export(FunctionModule(lambda z: (z @ z.T).abs()).eval(), ExportRecipe.get_recipe(recipe), [(empty,)])
     reasons = {operator.operator: operator.reason for operator in result.report.methods[0].not_runnable}
     assert "may abort on a tensor without elements: remove it from the model" in reasons["aten.mm.default"]
 
@@ -97,7 +97,7 @@ def test_complex_tensors_without_elements_are_reported(recipe: ArmRecipeType) ->
 @pytest.mark.parametrize("recipe", [ArmRecipeType.TOSA_FP, ArmRecipeType.TOSA_INT8])
 def test_a_channels_last_input_without_elements(shape: tuple[int, ...], recipe: ArmRecipeType) -> None:
     """The runtime ended the process if strides did not fit the dim order; PyTorch ignores those of such tensors."""
-    model = Calls(lambda e, x: (e * 2, x * 2)).eval()
+    model = FunctionModule(lambda e, x: (e * 2, x * 2)).eval()
     sample = (torch.zeros(shape).to(memory_format=torch.channels_last), X)
     result = export(model, ExportRecipe.get_recipe(recipe), [sample])
     expected = model(*sample)

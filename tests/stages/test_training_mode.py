@@ -17,7 +17,7 @@ from arm_backend_core.nodes import constant_nodes, is_random
 from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportRecipe, export
 from arm_recipes.cli.main import main
 from arm_recipes.stages.capture.training_mode import describe_training_behavior
-from tests.ops.runner import Calls
+from tests.ops.runner import FunctionModule
 
 
 class Block(nn.Module):
@@ -38,7 +38,7 @@ class Functional(nn.Module):
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.inner = Calls(function)
+        self.inner = FunctionModule(function)
 
     def forward(self, x: Tensor) -> Tensor:
         """Of the same shape."""

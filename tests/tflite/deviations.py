@@ -50,7 +50,7 @@ class Deviation:
         return self.fixed_in is not None and installed_release() >= self.fixed_in
 
 
-def deviations(net: Network, core: str) -> list[Deviation]:
+def list_deviations(net: Network, core: str) -> list[Deviation]:
     """List the deviations that affect a network."""
     return [
         deviation

@@ -10,7 +10,7 @@ from typing import Any
 import flatbuffers
 import numpy as np
 
-from tests.runtime.tflite_models import TfliteOperator, TfliteTensor, table, tflite_model
+from tests.runtime.tflite_writer import TfliteOperator, TfliteTensor, table, tflite_model
 
 Array = np.ndarray[Any, Any]
 #: Index of an omitted optional operand.

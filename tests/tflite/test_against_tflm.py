@@ -14,11 +14,11 @@ from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.pte import ProgramError
 from arm_recipes.runtime.vela_program import VelaProgram
 from tests.accelerators import ACCELERATORS, VERIFY_ACCELERATORS
-from tests.tflite import micro
+from tests.tflite import tflm
 from tests.tflite.conftest import COUNTS
-from tests.tflite.deviations import DEVIATIONS, DIFFERS, FAILS, ON_CPU, STARTS_EARLY, Deviation, deviations
-from tests.tflite.models import DTYPES, NETWORKS, OPERATORS, draw_inputs, draw_network
+from tests.tflite.deviations import DEVIATIONS, DIFFERS, FAILS, ON_CPU, STARTS_EARLY, Deviation, list_deviations
 from tests.tflite.network import Array, Network
+from tests.tflite.random_networks import DTYPES, NETWORKS, OPERATORS, draw_inputs, draw_network
 from tests.tflite.vela import CORES, VelaRefusal, compile_tflite
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="TFLM has a Python package for x86-64 only")
@@ -32,7 +32,8 @@ class _Outcome:
     """Outcome of the comparison of a network.
 
     Attributes:
-        effects: effects as in ``deviations``, or an error that no deviation explains; empty if all values equal TFLM's.
+        effects: effects as in ``deviations.py``, or an error that no deviation explains; empty if all values equal
+            TFLM's.
         largest: the largest difference.
     """
 
@@ -63,7 +64,7 @@ def _run(net: Network, accelerator: str, core: str, inputs: int) -> _Outcome:
         return _Outcome(frozenset({"refused"}), message=str(error))
     values = different = largest = 0
     samples = [draw_inputs(net, seed) for seed in range(inputs)]
-    for sample, expected in zip(samples, micro.run(flatbuffer, samples, len(net.outputs)), strict=True):
+    for sample, expected in zip(samples, tflm.run(flatbuffer, samples, len(net.outputs)), strict=True):
         for ours, theirs in zip(program.run_arrays(sample), expected, strict=True):
             assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
             distance = np.abs(ours.astype(np.int64) - theirs)
@@ -107,7 +108,7 @@ def test_emulator_agrees_with_tflm(
         net = draw_network(name, dtype, number)
         for accelerator, core in _targets(verify):
             outcome = _run(net, accelerator, core, inputs)
-            known = deviations(net, core)
+            known = list_deviations(net, core)
             if not _is_explained(outcome, known):
                 unexplained.append(f"{name} {dtype} {number}, {accelerator}, {core}: {outcome}")
             counts.setdefault(f"{name}, {dtype}, {core}", Counter()).update(
@@ -130,7 +131,7 @@ def test_known_deviation_still_occurs(deviation: Deviation) -> None:
     """Fails if a release of Vela fixes the deviation: then set ``fixed_in``."""
     net = draw_network(*deviation.example)
     for core in deviation.cores:
-        assert (deviation in deviations(net, core)) != deviation.is_fixed()
+        assert (deviation in list_deviations(net, core)) != deviation.is_fixed()
         effects = _run(net, "ethos-u55-128", core, inputs=2).effects
         assert (deviation.effect in effects) != deviation.is_fixed(), core
 
@@ -140,7 +141,7 @@ def test_lstm_states_are_reset_to_their_zero_point() -> None:
     net = draw_network("lstm", "int8", 9)
     assert any(tensor.is_variable and tensor.quantization.zero_point for tensor in net.tensors)
     (sample,) = samples = [draw_inputs(net, 0)]
-    ((expected,),) = micro.run(net.serialize(), samples, 1)
+    ((expected,),) = tflm.run(net.serialize(), samples, 1)
     program = VelaProgram(compile_tflite(net.serialize(), "ethos-u85-256"))
     first, second = (program.run_arrays(sample)[0] for _ in range(2))
     assert np.array_equal(first, expected)

@@ -27,7 +27,7 @@ from arm_backend_core.tosa.graph import Graph, Op, Value, constant
 from arm_backend_core.tosa.legality import op_refusal
 from arm_backend_core.tosa.operators import OPERATORS, UNARY, evaluate
 from arm_backend_core.tosa.serialize import serialize
-from tests.graphs import validate_by_tosa_opt
+from tests.tosa_graphs import validate_by_tosa_opt
 
 Array = np.ndarray[Any, Any]
 OperandsAndAttributes = tuple[list[Value], dict[str, Any]]

@@ -21,7 +21,7 @@ from arm_backend_core.tosa.passes.booleans import RULES
 from arm_backend_core.tosa.passes.pipeline import run
 from arm_backend_core.tosa.serialize import serialize
 from arm_recipes import ArmRecipeType, ExportRecipe, export, load
-from tests.ops.runner import Calls
+from tests.ops.runner import FunctionModule
 from tests.runtime.ethosu_emulator import Emulator, read_payload
 from tests.tosa.test_hardware_passes import U55, Net
 
@@ -126,7 +126,7 @@ def test_masks_are_inputs_and_outputs_of_a_program(recipe: ArmRecipeType, tmp_pa
     """Also of its reference program, in which they are booleans too."""
     torch.manual_seed(0)
     samples = [(torch.randn(1, 3, 4, 4), torch.rand(1, 1, 4, 4) > 0.5) for _ in range(2)]
-    result = export(Calls(_masked), ExportRecipe.get_recipe(recipe), samples, verify=True)
+    result = export(FunctionModule(_masked), ExportRecipe.get_recipe(recipe), samples, verify=True)
     assert not result.report.cpu_operators
     assert len(result.report.delegates) == 1
     chosen, *masks = result.run(*samples[0])

@@ -21,7 +21,7 @@ from arm_backend_core.tosa.passes import constant_deduplication, pipeline
 from arm_backend_core.tosa.passes.constant_deduplication import deduplicate_constants
 from arm_backend_core.tosa.serialize import serialize
 from arm_recipes import ArmRecipeType, export
-from tests.graphs import build_graph, make_target, validate_by_tosa_opt
+from tests.tosa_graphs import build_graph, make_target, validate_by_tosa_opt
 
 FLOAT, INTEGER = (Target.from_tosa_spec(f"TOSA-1.0+{spec}") for spec in ("FP", "INT+int16"))
 ROWS, WIDTH = 256, 36

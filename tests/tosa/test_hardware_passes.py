@@ -17,7 +17,7 @@ from arm_backend_core.tosa.passes.pipeline import Pass, run, simplify
 from arm_backend_core.tosa.passes.space_to_depth import apply_space_to_depth
 from arm_backend_core.tosa.passes.transpose_lowering import sink_slices
 from arm_backend_core.tosa.serialize import serialize
-from tests.graphs import build_graph, is_compiled_by_vela
+from tests.tosa_graphs import build_graph, is_compiled_by_vela
 
 U55, U65, U85 = (
     Target(f"{family}-{macs}", frozenset({"INT"}), frozenset({"int16"}), family, macs)

@@ -16,7 +16,7 @@ from arm_backend_core.tosa.graph import Value
 from arm_backend_core.tosa.legality import op_refusal, type_refusal
 from arm_backend_core.tosa.serialize import serialize
 from arm_backend_core.workers.vela import installed_release
-from tests.graphs import Body, Input, build_graph, is_compiled_by_vela, make_target
+from tests.tosa_graphs import Body, Input, build_graph, is_compiled_by_vela, make_target
 
 BOOL, I8, I16, I32, I48 = DType.BOOL, DType.INT8, DType.INT16, DType.INT32, DType.INT48
 INTEGERS = (I8, I16, I32)

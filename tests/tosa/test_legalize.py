@@ -12,7 +12,7 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 from arm_backend_core.tosa.passes.pipeline import run
 from arm_backend_core.tosa.serialize import serialize
-from tests.graphs import FULL_TARGET, build_and_validate, build_flatbuffer, build_graph, validate_by_tosa_opt
+from tests.tosa_graphs import FULL_TARGET, build_and_validate, build_flatbuffer, build_graph, validate_by_tosa_opt
 
 
 @pytest.mark.parametrize("passes", [False, True])

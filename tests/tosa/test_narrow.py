@@ -12,7 +12,7 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 from arm_backend_core.tosa.passes.pipeline import run
 from arm_backend_core.tosa.serialize import serialize
-from tests.graphs import Body, build_graph, make_target, validate_by_tosa_opt
+from tests.tosa_graphs import Body, build_graph, make_target, validate_by_tosa_opt
 
 INT4 = Target.from_tosa_spec("TOSA-1.0+INT+int16+int4")
 _RNG = np.random.default_rng(0)

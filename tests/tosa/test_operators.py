@@ -19,7 +19,7 @@ from arm_backend_core.tosa.operators import INJECTIVE_MOVEMENT, OPERATORS, evalu
 from arm_backend_core.tosa.operators.record import ANY_RANK, broadcast_shape, define_operator
 from arm_backend_core.tosa.serialize import serialize
 from arm_recipes.runtime.tosa_deserialize import deserialize
-from tests.graphs import Body, build_and_validate, build_graph, validate_by_tosa_opt
+from tests.tosa_graphs import Body, build_and_validate, build_graph, validate_by_tosa_opt
 
 FP = Target.from_tosa_spec("TOSA-1.0+FP")
 

@@ -16,7 +16,7 @@ from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.passes import pipeline
 from arm_backend_core.tosa.passes.pipeline import HARDWARE_PASSES, LAST_PASSES, PASSES, ScheduledPass, run
 from arm_backend_core.tosa.passes.stages import BOOLEANS_LOWERED, FINAL, LOWERED, StageChecker
-from tests.graphs import build_graph, make_target
+from tests.tosa_graphs import build_graph, make_target
 
 TARGET = Target.from_tosa_spec("TOSA-1.0+INT+int4")
 BRANCHES = Target.from_tosa_spec("TOSA-1.0+FP+cf")

@@ -27,9 +27,9 @@ from arm_backend_core.tosa.vela_workarounds.catalog import (
 )
 from arm_backend_core.tosa.vela_workarounds.workaround import Workaround
 from arm_backend_core.workers.vela import SUPPORTED_RELEASES, Release
-from tests import graphs
-from tests.graphs import make_target
+from tests import tosa_graphs
 from tests.runtime import vela_bugs
+from tests.tosa_graphs import make_target
 
 U55 = make_target("ethos-u55-128")
 X = ((2, 3, 4), DType.INT8)
@@ -55,7 +55,7 @@ def _always(op: Op, rewriter: Rewriter) -> bool:
 @pytest.mark.parametrize("row", vela_bugs.REPRODUCERS, ids=lambda row: row.name)
 def test_miscompiled_graph_is_found_and_rewritten(row: vela_bugs.Reproducer, release: Release) -> None:
     for accelerator in row.accelerators:
-        target, graph = make_target(accelerator, release), graphs.build_graph(row.body, *row.inputs)
+        target, graph = make_target(accelerator, release), tosa_graphs.build_graph(row.body, *row.inputs)
         graph.remove_dead()
         found = find_vela_bugs(graph, target)
         assert bool(found) == (accelerator in row.wrong_with(release)), (accelerator, found)
@@ -69,7 +69,7 @@ def test_every_bug_has_a_reproducer(release: Release) -> None:
     found: set[str] = set()
     for row in vela_bugs.REPRODUCERS:
         for accelerator in row.wrong_with(release):
-            graph = graphs.build_graph(row.body, *row.inputs)
+            graph = tosa_graphs.build_graph(row.body, *row.inputs)
             graph.remove_dead()
             found |= {bug.name for bug in find_vela_bugs(graph, make_target(accelerator, release))}
     assert found == {bug.name for bug in WORKAROUNDS if release in bug.releases}
@@ -77,13 +77,13 @@ def test_every_bug_has_a_reproducer(release: Release) -> None:
 
 def test_unknown_release_of_vela_has_all_bugs() -> None:
     for row in (row for row in vela_bugs.REPRODUCERS if row.name in ("activation", "rescaled_part")):
-        graph = graphs.build_graph(row.body, *row.inputs)
+        graph = tosa_graphs.build_graph(row.body, *row.inputs)
         assert {bug.name for bug in find_vela_bugs(graph, replace(U55, vela_release=None))} == {row.name}
 
 
 def test_remaining_bugs_are_named() -> None:
     row = next(row for row in vela_bugs.REPRODUCERS if row.name == "sliced_and_dilated")
-    graph = graphs.build_graph(row.body, *row.inputs)
+    graph = tosa_graphs.build_graph(row.body, *row.inputs)
     with pytest.raises(AssertionError, match=r"left: dilated: .* = CONV2D.*; sliced: .* = CONV2D"):
         assert_no_vela_bugs(graph, U55)
 
@@ -93,13 +93,13 @@ def test_bug_that_remains_after_the_last_passes_is_an_error(monkeypatch: pytest.
     monkeypatch.setattr(pipeline, "LAST_PASSES", without)
     row = next(row for row in vela_bugs.REPRODUCERS if row.name == "sliced_and_dilated")
     with pytest.raises(AssertionError, match=r"left: dilated: .* = CONV2D"):
-        pipeline.run(graphs.build_graph(row.body, *row.inputs, target=U55), U55)
+        pipeline.run(tosa_graphs.build_graph(row.body, *row.inputs, target=U55), U55)
 
 
 def test_two_bugs_at_one_operator_are_both_rewritten() -> None:
     """One copy, of the padded image, is enough."""
     row = next(row for row in vela_bugs.REPRODUCERS if row.name == "sliced_and_dilated")
-    graph = graphs.build_graph(row.body, *row.inputs)
+    graph = tosa_graphs.build_graph(row.body, *row.inputs)
     apply_vela_workarounds(graph, U55)
     assert [op.kind for op in graph.ops] == ["SLICE", "PAD", "MUL", "RESCALE", "CONV2D", "RESCALE"]
 
@@ -107,13 +107,13 @@ def test_two_bugs_at_one_operator_are_both_rewritten() -> None:
 def test_workaround_that_does_not_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalog, "WORKAROUNDS", (Workaround("sliced", ("MUL",), _always, _emit_again),))
     with pytest.raises(AssertionError, match=r"left: sliced: .* = MUL"):
-        apply_vela_workarounds(graphs.build_graph(_multiply_by_1, X), U55)
+        apply_vela_workarounds(tosa_graphs.build_graph(_multiply_by_1, X), U55)
 
 
 def test_workaround_that_the_target_refuses_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalog, "WORKAROUNDS", (Workaround("sliced", ("MUL",), _always, _raise_unsupported),))
     with pytest.raises(AssertionError, match=r"sliced: .* = MUL.* cannot be rewritten: no such operator"):
-        apply_vela_workarounds(graphs.build_graph(_multiply_by_1, X), U55)
+        apply_vela_workarounds(tosa_graphs.build_graph(_multiply_by_1, X), U55)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_distinct_weights_keep_the_results_with_a_weight_zero_point() -> None:
         sums = [b.conv2d(x, weight, bias, pad=(0, 0, 0, 0), zps=(4, 7)) for bias in biases]
         return tuple(b.rescale(value, DType.INT8, 0.1) for value in sums)
 
-    graph = graphs.build_graph(body, ((1, 3, 4, 2), DType.INT8))
+    graph = tosa_graphs.build_graph(body, ((1, 3, 4, 2), DType.INT8))
     array = np.random.default_rng(0).integers(-128, 128, (1, 3, 4, 2)).astype(np.int8)
     expected = reference_model.run(serialize(graph), [array])
     apply_vela_workarounds(graph, U55)

@@ -268,7 +268,7 @@ bool run(const arm_model_case& test_case, unsigned long number, ModelMethod* met
 }
 
 // Checks that data in memory are those that model.h describes.
-bool check_data(const char* what, const uint8_t* data, size_t size, uint32_t expected) {
+bool verify_checksum(const char* what, const uint8_t* data, size_t size, uint32_t expected) {
   const uint32_t crc = arm_runtime::crc32(data, size);
   if (crc != expected) {
     std::printf("self-test: the %s in memory has CRC-32 %08lx, model.h says %08lx: build or flash all files of one "
@@ -284,7 +284,7 @@ arm_runtime::DataFile data_file;
 bool load_data_file(const executorch::runtime::NamedDataMap** data) {
 #if ARM_MODEL_PTD_SIZE > 0
   *data = &data_file;
-  return check_data("data file", arm_model_ptd, ARM_MODEL_PTD_SIZE, ARM_MODEL_PTD_CRC32) &&
+  return verify_checksum("data file", arm_model_ptd, ARM_MODEL_PTD_SIZE, ARM_MODEL_PTD_CRC32) &&
          data_file.load(arm_model_ptd, ARM_MODEL_PTD_SIZE) == Error::Ok;
 #else
   *data = nullptr;
@@ -341,7 +341,7 @@ int arm_model_self_test(void) {
   std::printf("self-test: %s, ExecuTorch %s\n", ARM_MODEL_TARGET, ARM_MODEL_EXECUTORCH_VERSION);
 @END?@
   const executorch::runtime::NamedDataMap* data = nullptr;
-  if (!check_data("program", arm_model_pte, ARM_MODEL_PTE_SIZE, ARM_MODEL_PTE_CRC32) || !load_data_file(&data)) {
+  if (!verify_checksum("program", arm_model_pte, ARM_MODEL_PTE_SIZE, ARM_MODEL_PTE_CRC32) || !load_data_file(&data)) {
     return 1;
   }
   executorch::extension::BufferDataLoader loader(arm_model_pte, ARM_MODEL_PTE_SIZE);

@@ -33,14 +33,14 @@ constexpr char kPlannedScratchSpec[] = "planned_scratch_argument";
 constexpr uint32_t kNotPlanned = UINT32_MAX;
 
 // State of a loaded delegate. The runtime's allocator owns its memory.
-struct Program {
+struct Delegate {
   EthosUPayload payload;
   FastScratch fast_scratch;
   uint32_t scratch_argument;  // index of an argument in the scratch in planned memory, or kNotPlanned
   FreeableBuffer weights;     // external weights; empty if the payload contains the weights
   FreeableBuffer* commands;   // external commands, allocated like this object; null if the payload contains them
 };
-static_assert(sizeof(Program) == EthosUBackend::kLoadedBytes && alignof(Program) == 8);
+static_assert(sizeof(Delegate) == EthosUBackend::kLoadedBytes && alignof(Delegate) == 8);
 
 class ExecuteHooks {
  public:
@@ -57,7 +57,7 @@ Error check_executable(const EthosUPayload& payload) {
     ARM_RUNTIME_LOG(Error,
                     "the payload or data outside it does not start at a multiple of %lu bytes: align the buffers that "
                     "hold the program and its .ptd, and serialize it with a delegate alignment of at least that",
-                    static_cast<Printable>(kNpuAlignment));
+                    static_cast<PrintfUnsigned>(kNpuAlignment));
     return Error::InvalidProgram;
   }
   // The driver takes the size as an int.
@@ -65,13 +65,13 @@ Error check_executable(const EthosUPayload& payload) {
     ARM_RUNTIME_LOG(Error,
                     "a command stream of format COP%lu with %lu bytes; ethos-u-core-driver takes COP1 "
                     "below 2 GiB: export without direct_drive=True (Vela's --cop-format=COP2)",
-                    static_cast<Printable>(payload.kind), static_cast<Printable>(payload.commands.size));
+                    static_cast<PrintfUnsigned>(payload.kind), static_cast<PrintfUnsigned>(payload.commands.size));
     return Error::DelegateInvalidCompatibility;
   }
   for (uint32_t i = 0; i < payload.outputs.count(); ++i) {
     if (!payload.outputs.at(i).is_allocated()) {
       ARM_RUNTIME_LOG(Error, "output %lu of the payload has no place in memory: no command computes it",
-                      static_cast<Printable>(i));
+                      static_cast<PrintfUnsigned>(i));
       return Error::InvalidProgram;
     }
   }
@@ -94,7 +94,7 @@ Error read_payload(const void* data, size_t size, const ExternalData& external, 
 // order of dimensions, and the NPU treats int8 and bool alike.
 Error check_argument(const EValue* value, const PayloadTensor& expected, const char* side, uint32_t index) {
   if (value == nullptr || !value->isTensor()) {
-    ARM_RUNTIME_LOG(Error, "%s %lu is not a tensor", side, static_cast<Printable>(index));
+    ARM_RUNTIME_LOG(Error, "%s %lu is not a tensor", side, static_cast<PrintfUnsigned>(index));
     return Error::InvalidArgument;
   }
   const Tensor& tensor = value->toTensor();
@@ -103,13 +103,14 @@ Error check_argument(const EValue* value, const PayloadTensor& expected, const c
     ARM_RUNTIME_LOG(Error,
                     "%s %lu has %lu bytes in elements of %lu, the program was compiled for %lu in "
                     "elements of %lu: pass the type and shape that it was exported with",
-                    side, static_cast<Printable>(index), static_cast<Printable>(tensor.nbytes()),
-                    static_cast<Printable>(tensor.element_size()), static_cast<Printable>(expected.nbytes),
-                    static_cast<Printable>(expected.element_size));
+                    side, static_cast<PrintfUnsigned>(index), static_cast<PrintfUnsigned>(tensor.nbytes()),
+                    static_cast<PrintfUnsigned>(tensor.element_size()), static_cast<PrintfUnsigned>(expected.nbytes),
+                    static_cast<PrintfUnsigned>(expected.element_size));
     return Error::InvalidArgument;
   }
   if (tensor.const_data_ptr() == nullptr) {
-    ARM_RUNTIME_LOG(Error, "%s %lu has no memory: set its data before execution", side, static_cast<Printable>(index));
+    ARM_RUNTIME_LOG(Error, "%s %lu has no memory: set its data before execution", side,
+                    static_cast<PrintfUnsigned>(index));
     return Error::InvalidArgument;
   }
   return Error::Ok;
@@ -126,8 +127,8 @@ Error check_arguments(const EthosUPayload& payload, Span<EValue*> args) {
   const uint32_t outputs = payload.outputs.count();
   if (args.size() != size_t{inputs} + outputs) {
     ARM_RUNTIME_LOG(Error, "%lu arguments for a payload with %lu inputs and %lu outputs",
-                    static_cast<Printable>(args.size()), static_cast<Printable>(inputs),
-                    static_cast<Printable>(outputs));
+                    static_cast<PrintfUnsigned>(args.size()), static_cast<PrintfUnsigned>(inputs),
+                    static_cast<PrintfUnsigned>(outputs));
     return Error::InvalidArgument;
   }
   for (uint32_t i = 0; i < inputs + outputs; ++i) {
@@ -150,7 +151,8 @@ Result<uint8_t*> allocate_scratch(BackendExecutionContext& context, uint32_t scr
     ARM_RUNTIME_LOG(Error,
                     "cannot allocate %lu bytes of scratch from the temp allocator, which has %lu: "
                     "give the method's MemoryManager a larger one",
-                    static_cast<Printable>(size), static_cast<Printable>(allocator == nullptr ? 0 : allocator->size()));
+                    static_cast<PrintfUnsigned>(size),
+                    static_cast<PrintfUnsigned>(allocator == nullptr ? 0 : allocator->size()));
     return Error::MemoryAllocationFailed;
   }
   return static_cast<uint8_t*>(scratch);
@@ -158,16 +160,16 @@ Result<uint8_t*> allocate_scratch(BackendExecutionContext& context, uint32_t scr
 
 // Computes the start of the scratch in planned memory from the address of the argument in it. The application allocates
 // planned memory, so the alignment may be wrong.
-Result<uint8_t*> find_planned_scratch(const Program& program, Span<EValue*> args) {
-  const PayloadTensor tensor = tensor_of(program.payload, program.scratch_argument);
+Result<uint8_t*> find_planned_scratch(const Delegate& delegate, Span<EValue*> args) {
+  const PayloadTensor tensor = tensor_of(delegate.payload, delegate.scratch_argument);
   // Inputs are constant for kernels, but the NPU may overwrite the memory of an input that is no longer needed.
-  auto* data = static_cast<uint8_t*>(const_cast<void*>(args[program.scratch_argument]->toTensor().const_data_ptr()));
+  auto* data = static_cast<uint8_t*>(const_cast<void*>(args[delegate.scratch_argument]->toTensor().const_data_ptr()));
   uint8_t* scratch = data - tensor.offset;
   if (reinterpret_cast<uintptr_t>(scratch) % kCacheLine != 0) {
     ARM_RUNTIME_LOG(Error,
                     "the scratch in planned memory does not start at a multiple of %lu bytes: align the planned memory "
                     "to that, and do not give the method memory of your own for inputs or outputs that the plan places",
-                    static_cast<Printable>(kCacheLine));
+                    static_cast<PrintfUnsigned>(kCacheLine));
     return Error::InvalidArgument;
   }
   return scratch;
@@ -184,12 +186,12 @@ uint64_t copy_tensor(void* target, const void* source, uint64_t nbytes) {
 
 // Runs the commands. Reports the NPU's cycles in a traced event and to arm_runtime_npu_measured(), if firmware defines
 // it.
-Error run_and_measure(const Program& program, uint8_t* scratch, EventTracer* tracer) {
+Error run_and_measure(const Delegate& delegate, uint8_t* scratch, EventTracer* tracer) {
   constexpr uint64_t kNotCounted = UINT64_MAX;
   TraceScope scope(tracer, "EthosUBackend npu");
   uint64_t cycles = kNotCounted;
   const bool counts = is_tracing(tracer) || arm_runtime_npu_measured != nullptr;
-  const Error error = run_on_npu(program.payload, program.fast_scratch, scratch, counts ? &cycles : nullptr);
+  const Error error = run_on_npu(delegate.payload, delegate.fast_scratch, scratch, counts ? &cycles : nullptr);
   if (cycles != kNotCounted) {
     scope.add("npu_cycles", cycles);
     if (arm_runtime_npu_measured != nullptr) {
@@ -201,8 +203,8 @@ Error run_and_measure(const Program& program, uint8_t* scratch, EventTracer* tra
 
 // Reads the size of the fast scratch from the compile specs and checks that it is available.
 Error read_fast_scratch(const EthosUPayload& payload, ArrayRef<CompileSpec> specs, FastScratch* fast_scratch) {
-  RecordedNumber size;
-  const Error error = read_number(ARM_RUNTIME_BACKEND_ID, specs, kFastScratchSpec, &size);
+  CompileSpecNumber size;
+  const Error error = read_spec_number(ARM_RUNTIME_BACKEND_ID, specs, kFastScratchSpec, &size);
   if (error != Error::Ok) {
     return error;
   }
@@ -212,8 +214,8 @@ Error read_fast_scratch(const EthosUPayload& payload, ArrayRef<CompileSpec> spec
 
 // Reads the index of the argument from whose address find_planned_scratch() computes the start of the scratch.
 Error read_planned_scratch(const EthosUPayload& payload, ArrayRef<CompileSpec> specs, uint32_t* argument) {
-  RecordedNumber number;
-  const Error error = read_number(ARM_RUNTIME_BACKEND_ID, specs, kPlannedScratchSpec, &number);
+  CompileSpecNumber number;
+  const Error error = read_spec_number(ARM_RUNTIME_BACKEND_ID, specs, kPlannedScratchSpec, &number);
   if (error != Error::Ok) {
     return error;
   }
@@ -224,7 +226,7 @@ Error read_planned_scratch(const EthosUPayload& payload, ArrayRef<CompileSpec> s
   const uint64_t count = uint64_t{payload.inputs.count()} + payload.outputs.count();
   if (*argument >= count || !tensor_of(payload, *argument).is_allocated()) {
     ARM_RUNTIME_LOG(Error, "compile spec %s: argument %lu is not in the scratch: export or flash the program again",
-                    kPlannedScratchSpec, static_cast<Printable>(*argument));
+                    kPlannedScratchSpec, static_cast<PrintfUnsigned>(*argument));
     return Error::InvalidProgram;
   }
   return Error::Ok;
@@ -239,7 +241,7 @@ Result<DelegateHandle*> EthosUBackend::init(BackendInitContext& context, Freeabl
   if (!data.ok()) {
     return data.error();
   }
-  Error error = check_payload(ARM_RUNTIME_BACKEND_ID, *data, processed->size(), compile_specs);
+  Error error = verify_payload_checksum(ARM_RUNTIME_BACKEND_ID, *data, processed->size(), compile_specs);
   if (error != Error::Ok) {
     return error;
   }
@@ -271,41 +273,42 @@ Result<DelegateHandle*> EthosUBackend::init(BackendInitContext& context, Freeabl
     }
   }
   MemoryAllocator* allocator = context.get_runtime_allocator();
-  Program* program = allocator->allocateInstance<Program>();
+  Delegate* delegate = allocator->allocateInstance<Delegate>();
   FreeableBuffer* kept_commands = commands->size() > 0 ? allocator->allocateInstance<FreeableBuffer>() : nullptr;
-  if (program == nullptr || (kept_commands == nullptr && commands->size() > 0)) {
-    ARM_RUNTIME_LOG(Error, "cannot allocate %lu bytes for the program from the method allocator",
-                    static_cast<Printable>(sizeof(Program) + (commands->size() > 0 ? sizeof(FreeableBuffer) : 0)));
+  if (delegate == nullptr || (kept_commands == nullptr && commands->size() > 0)) {
+    ARM_RUNTIME_LOG(
+        Error, "cannot allocate %lu bytes for the program from the method allocator",
+        static_cast<PrintfUnsigned>(sizeof(Delegate) + (commands->size() > 0 ? sizeof(FreeableBuffer) : 0)));
     return Error::MemoryAllocationFailed;
   }
   if (kept_commands != nullptr) {
     new (kept_commands) FreeableBuffer(std::move(*commands));
   }
-  return new (program) Program{payload, fast_scratch, scratch_argument, std::move(*weights), kept_commands};
+  return new (delegate) Delegate{payload, fast_scratch, scratch_argument, std::move(*weights), kept_commands};
 }
 
 void EthosUBackend::destroy(DelegateHandle* handle) const {
   if (handle != nullptr) {
-    auto* program = static_cast<Program*>(handle);
-    if (program->commands != nullptr) {
-      program->commands->~FreeableBuffer();
+    auto* delegate = static_cast<Delegate*>(handle);
+    if (delegate->commands != nullptr) {
+      delegate->commands->~FreeableBuffer();
     }
-    program->~Program();
+    delegate->~Delegate();
   }
 }
 
 Error EthosUBackend::execute(BackendExecutionContext& context, DelegateHandle* handle, Span<EValue*> args) const {
   const ExecuteHooks hooks;
   TraceScope scope(context.event_tracer(), "EthosUBackend execute");
-  const Program& program = *static_cast<const Program*>(handle);
-  const EthosUPayload& payload = program.payload;
+  const Delegate& delegate = *static_cast<const Delegate*>(handle);
+  const EthosUPayload& payload = delegate.payload;
   Error error = check_arguments(payload, args);
   if (error != Error::Ok) {
     return error;
   }
-  const Result<uint8_t*> scratch = program.scratch_argument == kNotPlanned
+  const Result<uint8_t*> scratch = delegate.scratch_argument == kNotPlanned
                                        ? allocate_scratch(context, payload.scratch_size)
-                                       : find_planned_scratch(program, args);
+                                       : find_planned_scratch(delegate, args);
   if (!scratch.ok()) {
     return scratch.error();
   }
@@ -317,7 +320,7 @@ Error EthosUBackend::execute(BackendExecutionContext& context, DelegateHandle* h
       copied += copy_tensor(*scratch + input.offset, args[i]->toTensor().const_data_ptr(), input.nbytes);
     }
   }
-  error = run_and_measure(program, *scratch, context.event_tracer());
+  error = run_and_measure(delegate, *scratch, context.event_tracer());
   if (error != Error::Ok) {
     return error;
   }

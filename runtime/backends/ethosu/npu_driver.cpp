@@ -125,9 +125,10 @@ Error report_missing_fast_scratch(const ethosu_driver* driver, const FastScratch
                   "the program needs %lu bytes of fast scratch, and there are %lu: set "
                   "ethosu_fast_scratch(_size) to %lu bytes at a multiple of %lu, or give ethosu_init() that memory, or "
                   "export without Dedicated_Sram",
-                  static_cast<Printable>(needed.size),
-                  static_cast<Printable>(has_driver_memory ? driver->fast_memory_size : firmware_memory().size),
-                  static_cast<Printable>(round_up_to_cache_lines(needed.size)), static_cast<Printable>(kCacheLine));
+                  static_cast<PrintfUnsigned>(needed.size),
+                  static_cast<PrintfUnsigned>(has_driver_memory ? driver->fast_memory_size : firmware_memory().size),
+                  static_cast<PrintfUnsigned>(round_up_to_cache_lines(needed.size)),
+                  static_cast<PrintfUnsigned>(kCacheLine));
   return Error::MemoryAllocationFailed;
 }
 
@@ -136,8 +137,8 @@ Error report_other_npu(const EthosUPayload& payload, const ethosu_hw_info& hardw
   ARM_RUNTIME_LOG(Error,
                   "the program was compiled for Ethos-U%lu-%lu, and the NPU has %lu multiply-accumulates a "
                   "cycle: export for the NPU of this device",
-                  static_cast<Printable>(payload.product), static_cast<Printable>(payload.macs()),
-                  static_cast<Printable>(uint32_t{1} << (hardware.cfg.macs_per_cc & 15)));
+                  static_cast<PrintfUnsigned>(payload.product), static_cast<PrintfUnsigned>(payload.macs()),
+                  static_cast<PrintfUnsigned>(uint32_t{1} << (hardware.cfg.macs_per_cc & 15)));
   return Error::DelegateInvalidCompatibility;
 }
 
@@ -153,7 +154,7 @@ Error report_missing_npu(const EthosUPayload& payload) {
   ARM_RUNTIME_LOG(Error,
                   "the driver has no Ethos-U%lu-%lu: call ethosu_init() or ethosu_init_ex() for it, or export "
                   "for the NPU that the driver has",
-                  static_cast<Printable>(payload.product), static_cast<Printable>(payload.macs()));
+                  static_cast<PrintfUnsigned>(payload.product), static_cast<PrintfUnsigned>(payload.macs()));
   return Error::InvalidState;
 }
 
@@ -166,7 +167,7 @@ Error report_failure(const EthosUPayload& payload, ethosu_driver* driver, int re
   ARM_RUNTIME_LOG(Error,
                   "the driver failed with %d on a program for Ethos-U%lu-%lu: see the driver's own log; the NPU "
                   "stopped with a fault, or is another product",
-                  result, static_cast<Printable>(payload.product), static_cast<Printable>(payload.macs()));
+                  result, static_cast<PrintfUnsigned>(payload.product), static_cast<PrintfUnsigned>(payload.macs()));
   return Error::Internal;
 }
 

@@ -460,7 +460,7 @@ class EthosULinuxBackend final : public BackendInterface {
   Result<DelegateHandle*> init(BackendInitContext& context, FreeableBuffer* processed,
                                ArrayRef<CompileSpec> specs) const override {
     const TraceScope scope(context.event_tracer(), "EthosUBackend load");
-    Error error = check_payload(ARM_RUNTIME_BACKEND_ID, processed->data(), processed->size(), specs);
+    Error error = verify_payload_checksum(ARM_RUNTIME_BACKEND_ID, processed->data(), processed->size(), specs);
     if (error != Error::Ok) {
       return error;
     }

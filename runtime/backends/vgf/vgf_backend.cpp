@@ -63,7 +63,7 @@ class VgfBackend final : public BackendInterface {
   Result<DelegateHandle*> init(BackendInitContext& context, FreeableBuffer* processed,
                                ArrayRef<CompileSpec> compile_specs) const override {
     const TraceScope scope(context.event_tracer(), "VgfBackend load");
-    Error error = check_payload(ARM_RUNTIME_BACKEND_ID, processed->data(), processed->size(), compile_specs);
+    Error error = verify_payload_checksum(ARM_RUNTIME_BACKEND_ID, processed->data(), processed->size(), compile_specs);
     if (error != Error::Ok) {
       return error;
     }

@@ -14,7 +14,7 @@ namespace arm_runtime {
 namespace {
 
 // Describes a packed tensor, which needs no strides. The description contains a pointer to the shape of `tensor`.
-VkTensorDescriptionARM describe(const VgfTensor& tensor) {
+VkTensorDescriptionARM make_tensor_description(const VgfTensor& tensor) {
   VkTensorDescriptionARM description{};
   description.sType = VK_STRUCTURE_TYPE_TENSOR_DESCRIPTION_ARM;
   description.tiling = VK_TENSOR_TILING_LINEAR_ARM;
@@ -166,7 +166,7 @@ Error VgfProgram::make_tensor(const VgfTensor& source, uint32_t index, VkMemoryP
   const VkDevice device = device_->handle();
   Tensor& tensor = tensors_[index];
 
-  const VkTensorDescriptionARM description = describe(source);
+  const VkTensorDescriptionARM description = make_tensor_description(source);
   VkTensorCreateInfoARM info{};
   info.sType = VK_STRUCTURE_TYPE_TENSOR_CREATE_INFO_ARM;
   info.pDescription = &description;
@@ -309,7 +309,7 @@ Error VgfProgram::make_pipeline(const VgfFile& file, const VgfSegment& source, S
   std::vector<VkDataGraphPipelineConstantARM> constants(source.constants.size());
   for (size_t index = 0; index < resources.size(); ++index) {
     const VgfBinding& binding = source.bindings[index];
-    descriptions[index] = describe(file.tensors[binding.tensor]);
+    descriptions[index] = make_tensor_description(file.tensors[binding.tensor]);
     resources[index].sType = VK_STRUCTURE_TYPE_DATA_GRAPH_PIPELINE_RESOURCE_INFO_ARM;
     resources[index].pNext = &descriptions[index];
     resources[index].descriptorSet = binding.set;
@@ -318,7 +318,7 @@ Error VgfProgram::make_pipeline(const VgfFile& file, const VgfSegment& source, S
   for (size_t index = 0; index < constants.size(); ++index) {
     const VgfConstant& constant = source.constants[index];
     VkTensorDescriptionARM& description = descriptions[resources.size() + index];
-    description = describe(file.tensors[constant.tensor]);
+    description = make_tensor_description(file.tensors[constant.tensor]);
     if (constant.sparse_dimension >= 0) {
       // VGF files have one kind of sparsity: two zeros in every four elements.
       sparsity[index].sType = VK_STRUCTURE_TYPE_DATA_GRAPH_PIPELINE_CONSTANT_TENSOR_SEMI_STRUCTURED_SPARSITY_INFO_ARM;

@@ -206,7 +206,7 @@ bool find_queue_family(const VulkanFunctions& fn, VkInstance instance, VkPhysica
   return false;
 }
 
-int rank_of(VkPhysicalDeviceType type) {
+int rate_device_type(VkPhysicalDeviceType type) {
   switch (type) {
     case VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU:
       return 4;
@@ -422,14 +422,15 @@ bool VulkanDevice::choose_physical_device() {
                       properties.properties.deviceName);
       continue;
     }
-    if (rank_of(properties.properties.deviceType) <= best || properties.properties.apiVersion < VK_API_VERSION_1_3 ||
-        !has_required_extensions(extensions_of(fn_, device)) || !find_queue_family(fn_, instance_, device, &family)) {
+    if (rate_device_type(properties.properties.deviceType) <= best ||
+        properties.properties.apiVersion < VK_API_VERSION_1_3 || !has_required_extensions(extensions_of(fn_, device)) ||
+        !find_queue_family(fn_, instance_, device, &family)) {
       continue;
     }
     Features supported(false);
     fn_.vkGetPhysicalDeviceFeatures2(device, &supported.core);
     if (supported.are_sufficient()) {
-      best = rank_of(properties.properties.deviceType);
+      best = rate_device_type(properties.properties.deviceType);
       physical_device_ = device;
       queue_family_ = family;
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tests the Linux backend with a test double of the driver library. Without arguments, it uses payloads made here; with
+// Tests the Linux backend with a fake of the driver library. Without arguments, it uses payloads made here; with
 // the path of a .pte that consists of one delegate, it runs that program in ExecuTorch's runtime.
 #include <executorch/extension/data_loader/buffer_data_loader.h>
 #include <executorch/extension/memory_allocator/malloc_memory_allocator.h>
@@ -20,20 +20,20 @@
 
 #include "common/checksum.h"
 #include "common/executorch.h"
-#include "driver_double.h"
+#include "fake_driver.h"
 #include "payload/ethosu_payload.h"
 #include "tests/recording_tracer.h"
 
 namespace {
 
 using namespace arm_runtime;
-using driver_double::Bytes;
-using driver_double::Call;
-using driver_double::record;
-using driver_double::Regions;
-using driver_double::script;
 using executorch::aten::SizesType;
 using executorch::aten::TensorImpl;
+using fake_driver::Bytes;
+using fake_driver::Call;
+using fake_driver::record;
+using fake_driver::Regions;
+using fake_driver::script;
 
 #define CHECK(condition)                                                                           \
   do {                                                                                             \
@@ -454,7 +454,7 @@ void driver_exceptions_become_errors() {
       script.throws_no_exception_type = strange;
       DelegateHandle* handle = nullptr;
       CHECK(load(payload, &handle) == Error::AccessFailed);
-      CHECK(logged(strange ? "no reason" : "loading a program on /dev/ethosu0 failed: the driver double was told"));
+      CHECK(logged(strange ? "no reason" : "loading a program on /dev/ethosu0 failed: the fake driver was told"));
       CHECK(nothing_is_alive());
     }
     script.throws = Call::kNone;
@@ -464,7 +464,7 @@ void driver_exceptions_become_errors() {
     for (const Call call : {Call::kWrite, Call::kStart, Call::kWait, Call::kStatus, Call::kRead}) {
       script.throws = call;
       CHECK(arguments.execute(handle) == Error::AccessFailed);
-      CHECK(logged(strange ? "an inference on /dev/ethosu0 failed" : "the driver double was told to fail"));
+      CHECK(logged(strange ? "an inference on /dev/ethosu0 failed" : "the fake driver was told to fail"));
       CHECK(record.inferences == 0);
       script.throws = Call::kNone;
       CHECK(arguments.execute(handle) == Error::Ok);
@@ -734,7 +734,7 @@ int main(int count, char** arguments) {
 #undef TEST
   };
   for (const auto& [name, test] : tests) {
-    driver_double::reset();
+    fake_driver::reset();
     log_lines.clear();
     test();
     CHECK(log_lines.empty());

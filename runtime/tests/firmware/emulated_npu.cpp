@@ -4,7 +4,7 @@
 #include <cstdio>
 
 #include "emulator/program.h"
-#include "tests/ethosu/driver_double.h"
+#include "tests/ethosu/fake_driver.h"
 
 // Symbol of the linker script: start of the memory that the NPU can access.
 extern "C" const uint8_t npu_memory[], stack_top[];
@@ -21,17 +21,17 @@ npu::Status run(const std::vector<uint8_t*>& bases) {
   uint8_t* regions[npu::kRegions] = {};
   uint64_t sizes[npu::kRegions] = {};
   for (size_t i = 0; i < bases.size(); ++i) {
-    if (!reaches(bases[i], driver_double.sizes[i])) {
+    if (!reaches(bases[i], fake_driver.sizes[i])) {
       return npu::failure(npu::Error::kMemory, "region % of % bytes lies where no NPU reaches it",
-                          static_cast<int64_t>(i), static_cast<int64_t>(driver_double.sizes[i]));
+                          static_cast<int64_t>(i), static_cast<int64_t>(fake_driver.sizes[i]));
     }
     regions[i] = bases[i];
-    sizes[i] = driver_double.sizes[i];
+    sizes[i] = fake_driver.sizes[i];
   }
   npu::Program program;
   const npu::Status status =
-      program.load(static_cast<const uint8_t*>(driver_double.commands),
-                   static_cast<size_t>(driver_double.commands_size), {bases[0], driver_double.sizes[0]}, sizes);
+      program.load(static_cast<const uint8_t*>(fake_driver.commands), static_cast<size_t>(fake_driver.commands_size),
+                   {bases[0], fake_driver.sizes[0]}, sizes);
   return status.ok() ? program.execute(regions) : status;
 }
 
@@ -42,14 +42,14 @@ void run_or_fault(const std::vector<uint8_t*>& bases) {
     char text[256];
     status.describe(text, sizeof(text));
     std::printf("the NPU stopped: %s\n", text);
-    driver_double.faults = true;
+    fake_driver.faults = true;
   }
 }
 
 }  // namespace
 
 void init_npu(uint32_t product, uint32_t log2_macs) {
-  driver_double.product = product;
-  driver_double.log2_macs = log2_macs;
-  driver_double.npu = run_or_fault;
+  fake_driver.product = product;
+  fake_driver.log2_macs = log2_macs;
+  fake_driver.npu = run_or_fault;
 }

@@ -4,7 +4,7 @@
 // package does not contain the runtime's program loader. The listing is the file "method" in the working directory of
 // QEMU, one step per line. Values are numbered from 0 in the order of their creation:
 //
-//   npu PRODUCT LOG2_MACS                              the NPU of the device, as in driver_double.h
+//   npu PRODUCT LOG2_MACS                              the NPU of the device, as in fake_driver.h
 //   tensor DTYPE RANK SIZES... DIM_ORDER...            a value; DTYPE is a number of executorch::aten::ScalarType
 //   double NUMBER, int NUMBER                          a value
 //   delegate BACKEND FILE COUNT {KEY NUMBER}...        loads a payload, with compile specs of 4 bytes
@@ -27,7 +27,7 @@
 #include "common/executorch.h"
 #include "emulated_npu.h"
 #include "listing.h"
-#include "tests/ethosu/driver_double.h"
+#include "tests/ethosu/fake_driver.h"
 #include "tests/recording_tracer.h"
 
 namespace {
@@ -199,8 +199,8 @@ int run_firmware() {
   for (const std::string& event : tracer.events) {
     std::printf("%s\n", event.c_str());
   }
-  if (!driver_double.violations.empty()) {
-    fail("the driver's contract is broken:", driver_double.violations);
+  if (!fake_driver.violations.empty()) {
+    fail("the driver's contract is broken:", fake_driver.violations);
   }
   return 0;
 }

@@ -49,7 +49,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   char text[160];
   status.describe(text, sizeof(text));
   if (status.ok() && program.work() < kMaxWork) {
-    program.check_accesses({{1, 0, 64}}, {{1, 64, 128}}, data[0] & 3u);
+    program.enable_access_checker({{1, 0, 64}}, {{1, 64, 128}}, data[0] & 3u);
     program.execute(bases);
   }
   return 0;

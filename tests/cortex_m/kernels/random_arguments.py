@@ -19,7 +19,7 @@ _EXTREME_FACTORS = [
 ]
 
 
-def draw_seeds(name: str, count: int) -> Iterator[np.random.Generator]:
+def make_generators(name: str, count: int) -> Iterator[np.random.Generator]:
     """Random generators, one per case of a test."""
     for seed in range(count):
         yield np.random.default_rng([seed, *name.encode()])

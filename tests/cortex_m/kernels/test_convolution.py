@@ -17,8 +17,8 @@ from tests.cortex_m.kernels.random_arguments import (
     draw_bias,
     draw_factors,
     draw_int8,
-    draw_seeds,
     draw_zero_point,
+    make_generators,
 )
 from tests.runtime.kernel_library import KernelError, KernelLibrary, to_channels_last
 
@@ -115,7 +115,7 @@ _DRAW: dict[str, Callable[[np.random.Generator], list[Any]]] = {
 
 @pytest.mark.parametrize("name", _KINDS)
 def test_random_arguments(name: str, kernels: KernelLibrary, case_count: int) -> None:
-    for number, random in enumerate(draw_seeds(name, case_count)):
+    for number, random in enumerate(make_generators(name, case_count)):
         arguments = add_scratch(f"{name}_nhwc", _DRAW[name](random), list(Isa)[number % len(Isa)])
         expected = find_kernel(f"{name}_nhwc").compute(*arguments)
         np.testing.assert_array_equal(kernels.run(f"{name}_nhwc", *arguments), expected, f"case {number}")

@@ -16,8 +16,8 @@ from tests.cortex_m.kernels.random_arguments import (
     draw_bias,
     draw_factors,
     draw_int8,
-    draw_seeds,
     draw_zero_point,
+    make_generators,
 )
 from tests.runtime.kernel_library import KernelError, KernelLibrary
 
@@ -57,7 +57,7 @@ def use_kernel_sum(arguments: list[Any]) -> list[Any]:
 
 def test_random_linear(kernels: KernelLibrary, case_count: int) -> None:
     compute = find_kernel("quantized_linear").compute
-    for number, random in enumerate(draw_seeds("quantized_linear", case_count)):
+    for number, random in enumerate(make_generators("quantized_linear", case_count)):
         arguments = draw_linear(random)
         expected = compute(*arguments)
         np.testing.assert_array_equal(kernels.run("quantized_linear", *arguments), expected, f"case {number}")
@@ -68,7 +68,7 @@ def test_random_linear(kernels: KernelLibrary, case_count: int) -> None:
 
 def test_random_batch_matmul(kernels: KernelLibrary, case_count: int) -> None:
     name = "quantized_batch_matmul"
-    for number, random in enumerate(draw_seeds(name, case_count)):
+    for number, random in enumerate(make_generators(name, case_count)):
         arguments = add_scratch(name, draw_batch_matmul(random), list(Isa)[number % len(Isa)])
         expected = find_kernel(name).compute(*arguments)
         np.testing.assert_array_equal(kernels.run(name, *arguments), expected, f"case {number}")

@@ -10,7 +10,7 @@ import pytest
 from arm_backend_core.cortex_m.kernels.movement import find_transpose_limitation, padded_shape
 from arm_backend_core.targets.cortex_m import Isa
 from tests.cortex_m.kernels.cases import Case
-from tests.cortex_m.kernels.running import check_refusal, compare, compare_random_cases
+from tests.cortex_m.kernels.kernel_comparison import check_refusal, compare, compare_random_cases
 from tests.runtime.kernel_library import KernelLibrary, to_channels_last
 
 pytestmark = pytest.mark.xdist_group("cortex_m_kernels")

@@ -11,7 +11,7 @@ from executorch.exir.dialects._ops import ops as _load_operators  # noqa: F401
 
 from arm_backend_core.cortex_m.kernels.registry import KERNELS
 from tests.cortex_m.kernels.cases import DRAW
-from tests.cortex_m.kernels.running import compare_random_cases
+from tests.cortex_m.kernels.kernel_comparison import compare_random_cases
 from tests.runtime.kernel_library import KernelLibrary
 
 pytestmark = pytest.mark.xdist_group("cortex_m_kernels")

@@ -51,7 +51,7 @@ def test_lowering(case: Case) -> None:
     lowered = check(case)
     for seed in range(1, 6):
         lowered.check(case.sample(seed), 1)
-    lowered.check_run_here(case.sample(1))
+    lowered.check_executorch_run(case.sample(1))
 
 
 def test_between_convolutions() -> None:

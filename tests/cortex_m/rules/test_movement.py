@@ -152,4 +152,4 @@ def test_lowering(case: Case) -> None:
 def test_runtime(name: str) -> None:
     """ExecuTorch's runtime accepts the layouts and dtypes of data movement."""
     for case in (case for case in CASES if case.name.removesuffix(", channels last") == name):
-        check(case).check_run_here(case.sample())
+        check(case).check_executorch_run(case.sample())

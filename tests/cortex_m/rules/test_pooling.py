@@ -152,7 +152,7 @@ def test_refusal(name: str) -> None:
 def test_sums_over_windows_of_a_batch() -> None:
     """The depthwise kernel refuses batches, so another kernel computes them."""
     case = Case("average", nn.AvgPool2d(3, 2, 1), [(2, 3, 7, 6)], kernels="1 quantized_conv2d_nhwc")
-    check(case).check_run_here(case.sample())
+    check(case).check_executorch_run(case.sample())
 
 
 class _Reduced(nn.Module):

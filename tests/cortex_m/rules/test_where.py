@@ -39,7 +39,7 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_lowering(case: Case) -> None:
     lowered = check(case)
-    lowered.check_run_here(case.sample(1))
+    lowered.check_executorch_run(case.sample(1))
 
 
 def test_an_input_of_booleans_is_a_condition() -> None:

@@ -43,9 +43,9 @@ def main() -> int:
         before = len(table.unexplained)
         table.add(outcome)
         for _, finding in table.unexplained[before:]:
-            print(f"{finding.question} | {outcome.entry} | {outcome.verdict.test} | {finding.detail}", flush=True)
+            print(f"{finding.check} | {outcome.entry} | {outcome.verdict.test} | {finding.detail}", flush=True)
     for expected, count in table.seen.most_common():
-        print(f"{count:6,}  {expected.question} {', '.join(expected.kinds)}: {expected.reason}")
+        print(f"{count:6,}  {expected.check} {', '.join(expected.kinds)}: {expected.reason}")
     is_full_run = args.tests is None and not args.operators and not args.no_npu
     stale = table.stale if is_full_run else []
     for expected in stale:

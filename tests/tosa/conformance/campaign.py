@@ -13,9 +13,9 @@ from typing import Any
 from tests.accelerators import ACCELERATORS
 from tests.runtime.ethosu_emulator import Emulator
 from tests.tosa.conformance import npu
+from tests.tosa.conformance.checks import Finding, Verdict, check_test
 from tests.tosa.conformance.disagreements import KNOWN_DISAGREEMENTS, KnownDisagreement
 from tests.tosa.conformance.generation import CONTROL_FLOW, Entry, SelectedTest, batch_arguments, entries, list_tests
-from tests.tosa.conformance.judge import Finding, Verdict, check_test
 from tests.tosa.conformance.npu import NpuVerdict
 
 
@@ -71,7 +71,7 @@ def run_test(entry: Entry, test: SelectedTest, emulator: Emulator | None) -> Out
         verdict = check_test(entry, written)
     except Exception as error:
         verdict = Verdict(test.name, test.fails, (Finding("fault", f"{type(error).__name__}: {error}"),))
-    refused = any(finding.question in ("refuses", "unread", "fault") for finding in verdict.findings)
+    refused = any(finding.check in ("refuses", "unread", "fault") for finding in verdict.findings)
     integer = "INT" in written.profiles and verdict.fails is None and entry.kind not in CONTROL_FLOW
     if emulator is not None and integer and not refused:
         npus = tuple(npu.try_on_npu(written, accelerator, emulator) for accelerator in ACCELERATORS)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tests.tosa.conformance.campaign import Outcome
-    from tests.tosa.conformance.judge import Finding
+    from tests.tosa.conformance.checks import Finding
 
 
 @dataclass(frozen=True)
@@ -20,14 +20,14 @@ class KnownDisagreement:
     """A known disagreement.
 
     Attributes:
-        question: ``question`` of its findings.
+        check: ``check`` of its findings.
         kinds: TOSA operators.
         detail: regular expression that matches the detail of its findings.
         reason: why the compiler is not changed.
         example: configuration entry and name of a test that shows it.
     """
 
-    question: str
+    check: str
     kinds: tuple[str, ...]
     detail: str
     reason: str
@@ -35,11 +35,7 @@ class KnownDisagreement:
 
     def explains(self, kind: str, outcome: Outcome, finding: Finding) -> bool:
         """Whether a finding is this known disagreement."""
-        return (
-            finding.question == self.question
-            and kind in self.kinds
-            and re.search(self.detail, finding.detail) is not None
-        )
+        return finding.check == self.check and kind in self.kinds and re.search(self.detail, finding.detail) is not None
 
 
 KNOWN_DISAGREEMENTS: Sequence[KnownDisagreement] = (

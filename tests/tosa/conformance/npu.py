@@ -25,16 +25,16 @@ from arm_backend_core.tosa.passes import pipeline
 from arm_backend_core.tosa.serialize import serialize
 from arm_recipes.runtime.ethosu_stream import StreamError
 from arm_recipes.runtime.tosa_deserialize import deserialize
-from tests.graphs import make_target
 from tests.runtime.ethosu_emulator import Emulator, read_payload
-from tests.tosa.conformance import model
+from tests.tosa.conformance import reference_model
+from tests.tosa.conformance.checks import describe_difference, is_small
 from tests.tosa.conformance.generation import GeneratedTest
-from tests.tosa.conformance.judge import describe_difference, is_small
+from tests.tosa_graphs import make_target
 
 Array = np.ndarray[Any, Any]
 #: Time limit of Vela.
 VELA_TIMEOUT_SECONDS = 60
-#: Limits of compiled tests, as in ``judge``.
+#: Limits of compiled tests, as in ``checks``.
 MAX_MACS, MAX_ELEMENTS = 2_000_000, 140_000
 #: Limit of NPU operations of a compiled test: for 65,537 Vela takes minutes.
 MAX_OPERATIONS = 2000
@@ -85,7 +85,7 @@ def check_on_npu(test: GeneratedTest, accelerator: str, emulator: Emulator) -> N
     if not is_small(graph, MAX_MACS, MAX_ELEMENTS) or any(_count_operations(op) > MAX_OPERATIONS for op in graph.ops):
         return NpuVerdict(accelerator, TOO_LARGE)
     raw = serialize(graph)
-    expected = model.run(raw, deserialize(raw), inputs)
+    expected = reference_model.run(raw, deserialize(raw), inputs)
     written, problem = _apply_last_passes(deserialize(raw), target)
     if problem:
         return NpuVerdict(accelerator, WRONG, detail=f"the last passes: {problem}")
@@ -122,7 +122,7 @@ def make_runnable(test: GeneratedTest) -> tuple[Graph, list[Array]]:
 def _compute_outputs(graph: Graph, outputs: Sequence[Value], inputs: Sequence[Array]) -> list[Array]:
     part = deserialize(serialize(graph))
     part.outputs = part.outputs[: len(outputs)]
-    return model.run(serialize(part), deserialize(serialize(part)), inputs)
+    return reference_model.run(serialize(part), deserialize(serialize(part)), inputs)
 
 
 def _rescale_to_int16(graph: Graph, value: Value, largest: int) -> Value:

@@ -78,19 +78,19 @@ void init_accumulators(const NpuState& state, const Operation& op, int32_t y, in
   }
 }
 
-void Writer::write(int32_t y, int32_t x, int64_t* values) const {
+void OutputStage::write(int32_t y, int32_t x, int64_t* values) const {
   if (op_.keeps_accumulators) {
     const int64_t at = (int64_t{y} * op_.ofm.width + x) * op_.ofm.depth;
     std::copy_n(values, op_.ofm.depth, state_.accumulators.data() + at);
     return;
   }
   scale(values);
-  finish(values);
+  apply_activation(values);
   store(y, x, values);
 }
 
-void Writer::scale(int64_t* values) const {
-  const Output& out = op_.output;
+void OutputStage::scale(int64_t* values) const {
+  const OutputParameters& out = op_.output;
   const int32_t depth = op_.ofm.depth;
   if (op_.scales != nullptr && out.per_channel) {
     const ChannelScale* channel = op_.scales->data();
@@ -109,8 +109,8 @@ void Writer::scale(int64_t* values) const {
   }
 }
 
-void Writer::finish(int64_t* values) const {
-  const Output& out = op_.output;
+void OutputStage::apply_activation(int64_t* values) const {
+  const OutputParameters& out = op_.output;
   const int32_t depth = op_.ofm.depth;
   const int64_t zero = op_.ofm.zero_point;
   for (int32_t c = 0; c < depth; ++c) {
@@ -121,7 +121,7 @@ void Writer::finish(int64_t* values) const {
       values[c] = std::min(std::max(values[c], out.low), out.high);
     }
   }
-  for (int32_t c = 0; c < depth && out.function != Function::kNone; ++c) {
+  for (int32_t c = 0; c < depth && out.function != ActivationFunction::kNone; ++c) {
     values[c] = evaluate(out.function, values[c]);
   }
   const uint8_t* table = state_.tables + out.table_at;
@@ -144,7 +144,7 @@ void Writer::finish(int64_t* values) const {
   }
 }
 
-void Writer::store(int32_t y, int32_t x, const int64_t* values) const {
+void OutputStage::store(int32_t y, int32_t x, const int64_t* values) const {
   const FeatureMap& ofm = op_.ofm;
   if (ofm.storage == Storage::kChained) {
     int32_t* to = state_.chains[ofm.region].data() + (int64_t{y} * ofm.width + x) * ofm.depth;

@@ -19,7 +19,12 @@ from typing import Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
-    ["arm_recipes.runtime.program", "executorch.kernels.quantized", "executorch.runtime", "tests.runtime.host_children"]
+    [
+        "arm_recipes.runtime.program",
+        "executorch.kernels.quantized",
+        "executorch.runtime",
+        "tests.runtime.child_processes",
+    ]
 )
 #: Timeout of a child process. Some compile C++ while other tests run.
 _TIMEOUT_SECONDS = 300.0

@@ -2,7 +2,7 @@
 // Reads damaged copies of a VGF file: each bit flipped, each shorter length, and values that make sizes overflow in
 // each 32-bit word. Sanitizers end the program on reads beyond the payload.
 //
-// Usage: flip_test FILE. Prints the number of copies of each kind.
+// Usage: corrupted_file_test FILE. Prints the number of copies of each kind.
 #include <cstdint>
 #include <cstdio>
 #include <cstring>

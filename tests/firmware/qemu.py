@@ -9,7 +9,7 @@ from pathlib import Path
 
 from executorch.exir.schema import Tensor
 
-from tests.runtime.building import RUNTIME, executorch_directory, require, run
+from tests.runtime.cpp_build import RUNTIME, executorch_directory, require, run
 from tests.runtime.firmware import _TOOLCHAIN, Firmware, start
 
 #: Alignment of constants in a program, in bytes.

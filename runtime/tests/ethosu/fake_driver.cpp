@@ -1,30 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DRIVER_DOUBLE_SINGLE or DRIVER_DOUBLE_SEVERAL: a driver since version 1.99, built for one kind of NPU or for several.
-// Without them: an earlier driver, which only has ethosu_reserve_driver(). DRIVER_DOUBLE_WITHOUT_COUNTERS: firmware
+// FAKE_DRIVER_SINGLE or FAKE_DRIVER_SEVERAL: a driver since version 1.99, built for one kind of NPU or for several.
+// Without them: an earlier driver, which only has ethosu_reserve_driver(). FAKE_DRIVER_WITHOUT_COUNTERS: firmware
 // without the performance counters.
-#include "driver_double.h"
+#include "fake_driver.h"
 
 #include <cstring>
 
 #include "ethosu_driver.h"
 
-DriverDouble driver_double;
+FakeDriver fake_driver;
 
-#ifdef DRIVER_DOUBLE_SEVERAL
+#ifdef FAKE_DRIVER_SEVERAL
 const bool kDriverIsForSeveral = true;
 #else
 const bool kDriverIsForSeveral = false;
 #endif
-#if defined(DRIVER_DOUBLE_SINGLE) || defined(DRIVER_DOUBLE_SEVERAL)
-const bool kDriverKnowsKinds = true;
+#if defined(FAKE_DRIVER_SINGLE) || defined(FAKE_DRIVER_SEVERAL)
+const bool kDriverReservesByProduct = true;
 #else
-const bool kDriverKnowsKinds = false;
+const bool kDriverReservesByProduct = false;
 #endif
-#ifdef DRIVER_DOUBLE_WITHOUT_COUNTERS
-const bool kDriverCounts = false;
+#ifdef FAKE_DRIVER_WITHOUT_COUNTERS
+const bool kDriverHasCounters = false;
 #else
-const bool kDriverCounts = true;
+const bool kDriverHasCounters = true;
 #endif
 
 namespace {
@@ -38,21 +38,21 @@ uint64_t cycle_counter = 77;  // of an earlier run
 bool counts_cycles = false;
 
 void violates(const char* contract) {
-  driver_double.violations += contract;
-  driver_double.violations += '\n';
+  fake_driver.violations += contract;
+  fake_driver.violations += '\n';
 }
 
 ethosu_driver* reserve() {
-  if (!driver_double.has_npu) {
+  if (!fake_driver.has_npu) {
     return nullptr;
   }
   if (npu.reserved) {
     violates("the driver is reserved twice: a real driver would wait forever");
   }
-  npu.fast_memory = reinterpret_cast<uintptr_t>(driver_double.fast_memory);
-  npu.fast_memory_size = driver_double.fast_memory_size;
+  npu.fast_memory = reinterpret_cast<uintptr_t>(fake_driver.fast_memory);
+  npu.fast_memory_size = fake_driver.fast_memory_size;
   npu.reserved = true;
-  ++driver_double.reserved;
+  ++fake_driver.reserved;
   return &npu;
 }
 
@@ -74,7 +74,7 @@ size_t find_commands(const void* data, size_t size) {
     switch (word(data, at) & 0xFF) {
       case 1: {
         const uint32_t configuration = word(data, at + 1);
-        if (configuration >> 28 != driver_double.product || (configuration & 0xF) != driver_double.log2_macs) {
+        if (configuration >> 28 != fake_driver.product || (configuration & 0xF) != fake_driver.log2_macs) {
           return 0;
         }
         at += 3;
@@ -95,15 +95,15 @@ size_t find_commands(const void* data, size_t size) {
 // The firmware's cache functions record which data of the cache was written back to memory (cleaned). The NPU does not
 // see data that was never cleaned.
 void clean(uint64_t start, size_t size) {
-  driver_double.cleaned.push_back({start, size});
-  driver_double.calls += 'c';
-  if (!aligned(start, kCacheLine) && !driver_double.invoking) {
+  fake_driver.cleaned.push_back({start, size});
+  fake_driver.calls += 'c';
+  if (!aligned(start, kCacheLine) && !fake_driver.invoking) {
     violates("the backend cleans from the middle of a cache line");
   }
 }
 
 bool is_clean(uint64_t start, size_t size) {
-  for (const auto& [from, bytes] : driver_double.cleaned) {
+  for (const auto& [from, bytes] : fake_driver.cleaned) {
     if (from <= start && start + size <= from + bytes) {
       return true;
     }
@@ -114,7 +114,7 @@ bool is_clean(uint64_t start, size_t size) {
 // The driver invalidates the cache lines of memory that the NPU may have written. CPU writes to other bytes of these
 // lines are lost. Weights (index 0) need not be aligned to a cache line, because nothing writes to them.
 void invalidate(uint64_t start, size_t size, size_t index) {
-  driver_double.calls += 'i';
+  fake_driver.calls += 'i';
   if (index == 0) {
     return;
   }
@@ -131,7 +131,7 @@ void invalidate(uint64_t start, size_t size, size_t index) {
 }
 
 // Before a run, old versions of the driver clean the scratch only, newer ones all regions.
-#ifdef DRIVER_DOUBLE_ADDRESS_CACHE_CALLS
+#ifdef FAKE_DRIVER_ADDRESS_CACHE_CALLS
 void clean_bases(const uint64_t* base_addr, const size_t* base_addr_size, int) {
   ethosu_flush_dcache(reinterpret_cast<uint32_t*>(static_cast<uintptr_t>(base_addr[1])), base_addr_size[1]);
 }
@@ -153,7 +153,7 @@ void invalidate_bases(const uint64_t* base_addr, const size_t* base_addr_size, i
 
 }  // namespace
 
-#ifdef DRIVER_DOUBLE_ADDRESS_CACHE_CALLS
+#ifdef FAKE_DRIVER_ADDRESS_CACHE_CALLS
 void ethosu_flush_dcache(uint32_t* p, size_t bytes) { clean(reinterpret_cast<uintptr_t>(p), bytes); }
 
 void ethosu_invalidate_dcache(uint32_t* p, size_t bytes) { invalidate(reinterpret_cast<uintptr_t>(p), bytes, 1); }
@@ -171,13 +171,13 @@ void ethosu_invalidate_dcache(const uint64_t* base_addr, const size_t* base_addr
 }
 #endif
 
-#if defined(DRIVER_DOUBLE_SINGLE) || defined(DRIVER_DOUBLE_SEVERAL)
+#if defined(FAKE_DRIVER_SINGLE) || defined(FAKE_DRIVER_SEVERAL)
 extern "C" ethosu_driver* ethosu_reserve_driver_ex(uint32_t product, uint32_t log2_macs) {
-  return product == driver_double.product && log2_macs == driver_double.log2_macs ? reserve() : nullptr;
+  return product == fake_driver.product && log2_macs == fake_driver.log2_macs ? reserve() : nullptr;
 }
 #endif
 
-#ifdef DRIVER_DOUBLE_SEVERAL
+#ifdef FAKE_DRIVER_SEVERAL
 ethosu_driver* ethosu_reserve_driver() { return nullptr; }
 #else
 ethosu_driver* ethosu_reserve_driver() { return reserve(); }
@@ -189,23 +189,23 @@ void ethosu_release_driver(ethosu_driver* drv) {
     return;
   }
   npu.reserved = false;
-  ++driver_double.released;
+  ++fake_driver.released;
 }
 
 void ethosu_get_hw_info(ethosu_driver* drv, ethosu_hw_info* hw) {
   if (drv != &npu || !npu.reserved) {
     violates("ethosu_get_hw_info() is called for a driver that is not reserved");
   }
-  hw->cfg.macs_per_cc = driver_double.log2_macs;
+  hw->cfg.macs_per_cc = fake_driver.log2_macs;
 }
 
 int ethosu_invoke_v3(ethosu_driver* drv, const void* custom_data_ptr, const int custom_data_size,
                      uint64_t* const base_addr, const size_t* base_addr_size, const int num_base_addr, void*) {
-  ++driver_double.invoked;
-  driver_double.commands = custom_data_ptr;
-  driver_double.commands_size = custom_data_size;
+  ++fake_driver.invoked;
+  fake_driver.commands = custom_data_ptr;
+  fake_driver.commands_size = custom_data_size;
   const auto count = static_cast<size_t>(num_base_addr);
-  driver_double.sizes.assign(base_addr_size, base_addr_size + count);
+  fake_driver.sizes.assign(base_addr_size, base_addr_size + count);
   if (drv != &npu || !npu.reserved) {
     violates("a driver that is not reserved is invoked");
     return -1;
@@ -220,7 +220,7 @@ int ethosu_invoke_v3(ethosu_driver* drv, const void* custom_data_ptr, const int 
   if (commands == 0 || !aligned(reinterpret_cast<uintptr_t>(custom_data_ptr) + commands, kNpuAlignment)) {
     return -1;
   }
-  driver_double.bases.clear();
+  fake_driver.bases.clear();
   for (size_t i = 0; i < count; ++i) {
     if (!aligned(base_addr[i], kNpuAlignment)) {
       return -1;
@@ -228,38 +228,38 @@ int ethosu_invoke_v3(ethosu_driver* drv, const void* custom_data_ptr, const int 
     if (base_addr[i] == 0) {
       violates("a base is a null pointer: the NPU would use address 0");
     }
-    driver_double.bases.push_back(reinterpret_cast<uint8_t*>(static_cast<uintptr_t>(base_addr[i])));
+    fake_driver.bases.push_back(reinterpret_cast<uint8_t*>(static_cast<uintptr_t>(base_addr[i])));
   }
-  driver_double.invoking = true;
+  fake_driver.invoking = true;
   clean_bases(base_addr, base_addr_size, num_base_addr);
-  driver_double.invoking = false;
+  fake_driver.invoking = false;
   if (!is_clean(reinterpret_cast<uintptr_t>(custom_data_ptr), static_cast<size_t>(custom_data_size)) ||
       !is_clean(base_addr[0], base_addr_size[0]) || !is_clean(base_addr[1], base_addr_size[1])) {
     violates("the NPU reads bytes that the cache has not written to memory");
   }
-  cycle_counter += driver_double.counters_on && counts_cycles ? driver_double.cycles : 0;
-  ++driver_double.ran;
-  driver_double.calls += 'r';
-  if (driver_double.npu && !driver_double.faults) {
-    driver_double.npu(driver_double.bases);
+  cycle_counter += fake_driver.counters_on && counts_cycles ? fake_driver.cycles : 0;
+  ++fake_driver.ran;
+  fake_driver.calls += 'r';
+  if (fake_driver.npu && !fake_driver.faults) {
+    fake_driver.npu(fake_driver.bases);
   }
   invalidate_bases(base_addr, base_addr_size, num_base_addr);
-  return driver_double.faults ? -1 : 0;
+  return fake_driver.faults ? -1 : 0;
 }
 
 // After a run, the NPU loses power and the counters lose their values, unless the counters are enabled.
-#ifndef DRIVER_DOUBLE_WITHOUT_COUNTERS
+#ifndef FAKE_DRIVER_WITHOUT_COUNTERS
 extern "C" {
 
 void ETHOSU_PMU_Enable(ethosu_driver* drv) {
-  if (drv != &npu || !npu.reserved || driver_double.counters_on) {
+  if (drv != &npu || !npu.reserved || fake_driver.counters_on) {
     violates("the counters are enabled twice, or for a driver that is not reserved");
   }
-  driver_double.counters_on = true;
+  fake_driver.counters_on = true;
 }
 
 void ETHOSU_PMU_Disable(ethosu_driver*) {
-  driver_double.counters_on = false;
+  fake_driver.counters_on = false;
   counts_cycles = false;
 }
 
@@ -268,7 +268,7 @@ void ETHOSU_PMU_CYCCNT_Reset(ethosu_driver*) { cycle_counter = 0; }
 void ETHOSU_PMU_CNTR_Enable(ethosu_driver*, uint32_t mask) { counts_cycles = mask >> 31 != 0; }
 
 uint64_t ETHOSU_PMU_Get_CCNTR(ethosu_driver*) {
-  if (!driver_double.counters_on) {
+  if (!fake_driver.counters_on) {
     violates("the counters are read while they are disabled");
   }
   return cycle_counter;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Configuration and records of the test double of the driver library.
+// Configuration and records of the fake of the driver library.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 #include "ethosu.hpp"
 
-namespace driver_double {
+namespace fake_driver {
 
 using Bytes = std::vector<uint8_t>;
 
@@ -62,4 +62,4 @@ extern Script script;
 extern Record record;
 void reset();
 
-}  // namespace driver_double
+}  // namespace fake_driver

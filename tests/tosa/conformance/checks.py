@@ -1,6 +1,6 @@
 """Checks of the compiler with one test of the conformance generator.
 
-Each failed check is a finding. ``Finding.question`` names the check:
+Each failed check is a finding. ``Finding.check`` names the check:
 
 * ``accepts``: the operator's record accepts an operator that TOSA forbids (ERROR_IF, REQUIRE, level) or that the
   profile does not contain.
@@ -30,7 +30,7 @@ from arm_backend_core.tosa.operators.windows import window_axes
 from arm_backend_core.tosa.serialize import serialize
 from arm_recipes.runtime.errors import PayloadError
 from arm_recipes.runtime.tosa_deserialize import deserialize
-from tests.tosa.conformance import model
+from tests.tosa.conformance import reference_model
 from tests.tosa.conformance.generation import VERSIONS, Entry, GeneratedTest
 
 Array = np.ndarray[Any, Any]
@@ -43,11 +43,11 @@ class Finding:
     """A disagreement between compiler and generator.
 
     Attributes:
-        question: the failed check, see the module's docstring.
+        check: the failed check, see the module's docstring.
         detail: the observed values or message.
     """
 
-    question: str
+    check: str
     detail: str
 
 
@@ -70,7 +70,7 @@ class Verdict:
     evaluated: bool = False
 
 
-def refusal(graph: Graph, profile: str, extensions: Sequence[str], version: str) -> str | None:
+def find_refusal(graph: Graph, profile: str, extensions: Sequence[str], version: str) -> str | None:
     """Return why a profile with these extensions does not support a graph; None if it does.
 
     An impossible target and a wrong shape of a result are reasons too.
@@ -108,7 +108,7 @@ def check_test(entry: Entry, test: GeneratedTest) -> Verdict:
         return Verdict(test.name, test.fails, tuple(findings))
     findings += _check_accepted(entry, test, graph)
     if any(
-        finding.question == "refuses" for finding in findings
+        finding.check == "refuses" for finding in findings
     ):  # the serializer supports only operators that their records accept
         return Verdict(test.name, test.fails, tuple(findings))
     if any(value.data is not None for part in _nested_graphs(graph) for value in part.outputs):
@@ -142,21 +142,21 @@ def _nested_graphs(graph: Graph) -> list[Graph]:
 
 def _check_refused(entry: Entry, test: GeneratedTest, graph: Graph) -> Iterator[Finding]:
     for profile in test.profiles:
-        if refusal(graph, profile, test.extensions, entry.version) is None:
+        if find_refusal(graph, profile, test.extensions, entry.version) is None:
             yield Finding("accepts", f"{test.fails} with {profile}: {_describe_graph(graph)}")
 
 
 def _check_accepted(entry: Entry, test: GeneratedTest, graph: Graph) -> Iterator[Finding]:
     """Check that the graph is accepted with the named profiles and extensions, and refused without any of them."""
     for profile in test.profiles:
-        reason = refusal(graph, profile, test.extensions, entry.version)
+        reason = find_refusal(graph, profile, test.extensions, entry.version)
         if reason is not None:
             yield Finding("refuses", f"{profile} with {', '.join(test.extensions) or 'no extension'}: {reason}")
     control = any(op.regions for op in graph.ops)
     for profile in PROFILES:
         fewer = [[x for x in test.extensions if x != missing] for missing in test.extensions if not control]
         for extensions in fewer if profile in test.profiles else [list(test.extensions)]:
-            if refusal(graph, profile, extensions, entry.version) is None and not control:
+            if find_refusal(graph, profile, extensions, entry.version) is None and not control:
                 had = ", ".join(extensions) or "no extension"
                 yield Finding(
                     "accepts",
@@ -166,13 +166,14 @@ def _check_accepted(entry: Entry, test: GeneratedTest, graph: Graph) -> Iterator
 
 def _check_executed(test: GeneratedTest, graph: Graph, reserialized: bytes) -> tuple[list[Finding], bool]:
     try:
-        expected = model.run(test.flatbuffer, graph, test.inputs)
+        expected = reference_model.run(test.flatbuffer, graph, test.inputs)
     except ArmBackendError as error:
         return [Finding("reference", str(error))], False
-    results = model.run(reserialized, deserialize(reserialized), test.inputs)
+    results = reference_model.run(reserialized, deserialize(reserialized), test.inputs)
     types = [value.dtype for value in graph.outputs]
     ours, theirs = (
-        [model.to_constant_array(x, t) for x, t in zip(side, types, strict=True)] for side in (results, expected)
+        [reference_model.to_constant_array(x, t) for x, t in zip(side, types, strict=True)]
+        for side in (results, expected)
     )
     if not _equal(ours, theirs):
         return [Finding("round trip", "the result is another one")], False
@@ -199,7 +200,9 @@ def evaluate_by_record(graph: Graph, inputs: Sequence[Array]) -> Array | None:
         return None
     (op,) = graph.ops
     arrays_by_input = dict(zip(graph.inputs, inputs, strict=True))
-    arrays = [model.to_constant_array(arrays_by_input[x], x.dtype) if x.data is None else x.data for x in op.inputs]
+    arrays = [
+        reference_model.to_constant_array(arrays_by_input[x], x.dtype) if x.data is None else x.data for x in op.inputs
+    ]
     return evaluate(op, arrays)
 
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "emulator/weights.h"
+#include "emulator/weight_decoder.h"
 
 #include <algorithm>
 
@@ -51,27 +51,27 @@ struct Quotients {
 // Decodes a slice: up to 32768 weights, and the runs of zeros between them if there are any, in interleaved chunks.
 class SliceDecoder {
  public:
-  SliceDecoder(BitReader* bits, uint32_t zero_division) : bits_(*bits), zero_division_(zero_division) {}
+  SliceDecoder(BitReader* bits, uint32_t run_rice_parameter) : bits_(*bits), run_rice_parameter_(run_rice_parameter) {}
 
   bool decode(bool* has_palette, std::vector<uint32_t>* palette, uint32_t* direct_offset, uint32_t* palette_bits,
               size_t limit, std::vector<int16_t>* out) {
     weight_count_ = bits_.take(15) + 1;
-    weight_division_ = bits_.take(3);
+    weight_rice_parameter_ = bits_.take(3);
     truncated_ = bits_.take(1) != 0;
     const bool new_palette = bits_.take(1) != 0;
     if (new_palette) {
       read_palette(palette, direct_offset, palette_bits);
       *has_palette = true;
     }
-    if (!*has_palette || (weight_division_ > 5 && weight_division_ != kUncompressed) ||
-        (zero_division_ > 3 && zero_division_ != kNoZeroRuns)) {
+    if (!*has_palette || (weight_rice_parameter_ > 5 && weight_rice_parameter_ != kUncompressed) ||
+        (run_rice_parameter_ > 3 && run_rice_parameter_ != kNoZeroRuns)) {
       return false;
     }
-    uncompressed_ = weight_division_ == kUncompressed;
+    uncompressed_ = weight_rice_parameter_ == kUncompressed;
     if (uncompressed_) {
-      weight_division_ = palette->empty() ? *palette_bits : index_bits(palette->size());
+      weight_rice_parameter_ = palette->empty() ? *palette_bits : index_bits(palette->size());
     }
-    zero_runs_ = zero_division_ != kNoZeroRuns;
+    zero_runs_ = run_rice_parameter_ != kNoZeroRuns;
     zero_count_ = weight_count_ + (new_palette ? 1 : 0);
     if (!read_chunks()) {
       return false;
@@ -117,8 +117,8 @@ class SliceDecoder {
         read_weights(first, weight_count_ - weights_begun, &next_weights);
         weights_begun += next_weights.count;
       }
-      take_remainders(weights, weight_division_, weight_count_, &weight_values_);
-      take_remainders(runs, zero_division_, zero_count_, &run_values_);
+      take_remainders(weights, weight_rice_parameter_, weight_count_, &weight_values_);
+      take_remainders(runs, run_rice_parameter_, zero_count_, &run_values_);
       weights = next_weights;
       runs = next_runs;
       if (bits_.overrun()) {
@@ -129,7 +129,7 @@ class SliceDecoder {
   }
 
   void read_runs(Quotients* runs) {
-    const int length = zero_division_ < 3 ? 12 : 8;
+    const int length = run_rice_parameter_ < 3 ? 12 : 8;
     const uint32_t unary = bits_.take(length);
     for (int i = 0; i < length; ++i) {
       if ((unary >> i & 1) != 0) {
@@ -145,7 +145,7 @@ class SliceDecoder {
   // second bits follow. A quotient is the sum of symbols up to the first value below 2, or, in a truncated slice, one
   // symbol.
   void read_weights(uint32_t first, size_t wanted, Quotients* weights) {
-    const size_t symbols = uncompressed_ && weight_division_ > 5 ? 8 : kSymbols;
+    const size_t symbols = uncompressed_ && weight_rice_parameter_ > 5 ? 8 : kSymbols;
     int set = 0;
     for (size_t i = 0; i < symbols; ++i) {
       set += static_cast<int>(first >> i & 1);
@@ -165,9 +165,10 @@ class SliceDecoder {
     }
   }
 
-  void take_remainders(const Quotients& quotients, uint32_t division, size_t limit, std::vector<uint32_t>* values) {
+  void take_remainders(const Quotients& quotients, uint32_t rice_parameter, size_t limit,
+                       std::vector<uint32_t>* values) {
     for (size_t i = 0; quotients.present && i < quotients.count && values->size() < limit; ++i) {
-      values->push_back((quotients.values[i] << division) + bits_.take(static_cast<int>(division)));
+      values->push_back((quotients.values[i] << rice_parameter) + bits_.take(static_cast<int>(rice_parameter)));
     }
   }
 
@@ -201,8 +202,8 @@ class SliceDecoder {
   }
 
   BitReader& bits_;
-  uint32_t zero_division_;
-  uint32_t weight_division_ = 0;
+  uint32_t run_rice_parameter_;
+  uint32_t weight_rice_parameter_ = 0;
   bool truncated_ = false, uncompressed_ = false, zero_runs_ = false;
   size_t weight_count_ = 0, zero_count_ = 0;
   uint32_t weight_quotient_ = 0, run_quotient_ = 0;
@@ -219,12 +220,12 @@ bool decode_standard(Bytes stream, size_t wanted, std::vector<int16_t>* out) {
     if (bits.left() < 3) {
       return false;
     }
-    const uint32_t zero_division = bits.take(3);
-    if (zero_division == kEndOfStream) {
+    const uint32_t run_rice_parameter = bits.take(3);
+    if (run_rice_parameter == kEndOfStream) {
       bits.align();
       continue;
     }
-    SliceDecoder slice(&bits, zero_division);
+    SliceDecoder slice(&bits, run_rice_parameter);
     if (!slice.decode(&has_palette, &palette, &direct_offset, &palette_bits, wanted, out)) {
       return false;
     }

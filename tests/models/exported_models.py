@@ -20,7 +20,7 @@ from tests.sqnr import sqnr
 
 _Q = torch.ops.quantized_decomposed
 CALIBRATION_SAMPLES = 4
-HELD_OUT_SAMPLES = {"resnet18": 2, "ds_cnn": 64, "transformer_encoder": 64, "tiny_vit": 16}
+TEST_SAMPLE_COUNTS = {"resnet18": 2, "ds_cnn": 64, "transformer_encoder": 64, "tiny_vit": 16}
 """Number of test samples, 4 for other models. The models were not calibrated with them. A model with few outputs has
 more, so that a single value that is rounded differently changes the SQNR little. A model whose samples take seconds
 has fewer."""
@@ -31,13 +31,13 @@ def precision(recipe: ArmRecipeType) -> str:
     return recipe.name.rsplit("_", 1)[1]
 
 
-class Exported:
+class ExportedModel:
     """A model of the zoo with the results of its exports. Each result is computed on first use and cached."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.entry = zoo.build(name, CALIBRATION_SAMPLES + HELD_OUT_SAMPLES.get(name, 4))
-        self.held_out = self.entry.samples[CALIBRATION_SAMPLES:]
+        self.entry = zoo.build(name, CALIBRATION_SAMPLES + TEST_SAMPLE_COUNTS.get(name, 4))
+        self.test_samples = self.entry.samples[CALIBRATION_SAMPLES:]
         self._results: dict[ArmRecipeType, ExportResult] = {}
         self._outputs: dict[tuple[str | bytes, int], Tensor] = {}
         self._expected: dict[tuple[bytes, int], Tensor] = {}
@@ -47,9 +47,9 @@ class Exported:
 
     @cached_property
     def eager(self) -> list[Tensor]:
-        """Outputs of the PyTorch model for the held-out samples."""
+        """Outputs of the PyTorch model for the test samples."""
         with torch.no_grad():
-            return [self.entry.model(*sample) for sample in self.held_out]
+            return [self.entry.model(*sample) for sample in self.test_samples]
 
     def result(self, recipe: ArmRecipeType) -> ExportResult:
         """Export the model. It is quantized once per precision, because all targets have the same quantizer."""
@@ -66,7 +66,7 @@ class Exported:
         return self.result(recipe).exported_programs["forward"]
 
     def output(self, recipe: ArmRecipeType, sample: int) -> Tensor:
-        """Run the program on a held-out sample in ExecuTorch's runtime, with the TOSA graph as the delegate."""
+        """Run the program on a test sample in ExecuTorch's runtime, with the TOSA graph as the delegate."""
         result = self.result(recipe)
         flatbuffer = _flatbuffer(result), sample
         is_tosa_recipe = recipe.name.startswith("TOSA")
@@ -74,23 +74,23 @@ class Exported:
             (recipe.name, sample) if is_tosa_recipe else flatbuffer
         )  # two recipes with the same flatbuffer share the output
         if key not in self._outputs:
-            output = result.run(*self.held_out[sample], backend=None if is_tosa_recipe else "tosa")
+            output = result.run(*self.test_samples[sample], backend=None if is_tosa_recipe else "tosa")
             self._outputs[key] = self._outputs[flatbuffer] = output
         return self._outputs[key]
 
     def sqnr(self, recipe: ArmRecipeType) -> float:
-        """Compute the SQNR of the program against the float model over all held-out samples, in dB."""
-        return sqnr(self.eager, [self.output(recipe, i) for i in range(len(self.held_out))])
+        """Compute the SQNR of the program against the float model over all test samples, in dB."""
+        return sqnr(self.eager, [self.output(recipe, i) for i in range(len(self.test_samples))])
 
     def reference_output(self, recipe: ArmRecipeType, sample: int) -> Tensor:
-        """Run the TOSA reference model on a held-out sample, without ExecuTorch's runtime.
+        """Run the TOSA reference model on a test sample, without ExecuTorch's runtime.
 
         PyTorch quantizes the inputs and dequantizes the output, as in the quantized graph.
         """
         key = _flatbuffer(self.result(recipe)), sample
         if key not in self._expected:
             program = self.quantized(recipe)
-            inputs = zip(user_inputs(program), self.held_out[sample], strict=True)
+            inputs = zip(user_inputs(program), self.test_samples[sample], strict=True)
             (array,) = reference_model.run(key[0], [_quantize_input(node, x).numpy() for node, x in inputs])
             output = quantized_reference.find_output_node(program)
             result = torch.from_numpy(array)
@@ -100,14 +100,14 @@ class Exported:
         return self._expected[key]
 
     def float64_output(self, recipe: ArmRecipeType, sample: int) -> Tensor:
-        """Evaluate PyTorch's quantized graph on a held-out sample in float64."""
+        """Evaluate PyTorch's quantized graph on a test sample in float64."""
         key = precision(recipe), sample
         if key not in self._exact:
-            self._exact[key] = quantized_reference.evaluate(self.quantized(recipe), *self.held_out[sample])
+            self._exact[key] = quantized_reference.evaluate(self.quantized(recipe), *self.test_samples[sample])
         return self._exact[key]
 
     def compare_operators(self, recipe: ArmRecipeType, sample: int, *, last: bool = False) -> OperatorComparison:
-        """Compare each operator with PyTorch's quantized graph on a held-out sample, both with the target's operands.
+        """Compare each operator with PyTorch's quantized graph on a test sample, both with the target's operands.
 
         Args:
             last: see ``quantized_reference.OperatorComparer``.
@@ -116,7 +116,7 @@ class Exported:
         if comparer not in self._comparers:
             self._comparers[comparer] = quantized_reference.OperatorComparer(self.quantized(recipe), last=last)
         if key not in self._comparisons:
-            self._comparisons[key] = self._comparers[comparer](*self.held_out[sample])
+            self._comparisons[key] = self._comparers[comparer](*self.test_samples[sample])
         return self._comparisons[key]
 
 

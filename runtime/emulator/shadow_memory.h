@@ -8,7 +8,7 @@
 namespace arm_runtime::npu {
 
 // Shadow memory: one bit for each byte of a region. Bytes outside of the region are ignored; other checks report them.
-class Shadow {
+class ShadowMemory {
  public:
   void resize(uint64_t size) {
     size_ = static_cast<int64_t>(size);

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/arguments.h"
+#include "kernels/argument_checker.h"
 #include "kernels/fixed_point.h"
 
 namespace arm_runtime {
@@ -42,7 +42,7 @@ struct ImageSize {
 };
 
 // Sizes and parameters of a convolution along one spatial axis.
-struct Axis {
+struct ConvolutionAxis {
   int32_t input;   // size of the input
   int32_t kernel;  // number of taps
   int32_t stride;
@@ -77,8 +77,8 @@ struct Requantization {
 struct Convolution {
   ImageSize input;
   ImageSize output;
-  Axis rows;
-  Axis columns;
+  ConvolutionAxis rows;
+  ConvolutionAxis columns;
   int32_t kernel_channels;  // size of the weights' last axis
   int32_t input_offset;
   Requantization requantization;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/convolution.h"
+#include "kernels/convolution_arguments.h"
 
 namespace arm_runtime {
 namespace {
@@ -7,7 +7,7 @@ namespace {
 // CMSIS-NN stores the sizes and parameters of a spatial axis in 16 bits.
 constexpr int64_t kMaxExtent = UINT16_MAX;
 
-Axis make_axis(const ConvolutionArguments& arguments, int32_t input, size_t axis) {
+ConvolutionAxis make_axis(const ConvolutionArguments& arguments, int32_t input, size_t axis) {
   return {input, static_cast<int32_t>(arguments.weight.size(static_cast<int>(axis) + 1)),
           static_cast<int32_t>(arguments.stride[axis]), static_cast<int32_t>(arguments.padding[axis]),
           static_cast<int32_t>(arguments.dilation[axis])};

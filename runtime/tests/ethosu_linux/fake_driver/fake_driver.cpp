@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "driver_double.h"
+#include "fake_driver.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -8,7 +8,7 @@
 
 #include <cerrno>
 
-namespace driver_double {
+namespace fake_driver {
 
 Script script;
 Record record;
@@ -27,7 +27,7 @@ void throw_at(Call call) {
   if (script.throws_no_exception_type) {
     throw 1;  // NOLINT(bugprone-std-exception-baseclass): the test of catch (...)
   }
-  throw EthosU::Exception("the driver double was told to fail");
+  throw EthosU::Exception("the fake driver was told to fail");
 }
 
 // Keeps the file position, as the NPU does.
@@ -44,15 +44,15 @@ Bytes content(const EthosU::Buffer& buffer) {
 }
 
 }  // namespace
-}  // namespace driver_double
+}  // namespace fake_driver
 
 namespace EthosU {
 
-using driver_double::Call;
-using driver_double::content;
-using driver_double::record;
-using driver_double::script;
-using driver_double::throw_at;
+using fake_driver::Call;
+using fake_driver::content;
+using fake_driver::record;
+using fake_driver::script;
+using fake_driver::throw_at;
 
 Buffer::Buffer(size_t size) : fd_(memfd_create("ethosu-buffer", MFD_ALLOW_SEALING)) {
   // The driver refuses an empty buffer, and a buffer never grows.
@@ -131,7 +131,7 @@ void Inference::start(const std::vector<uint32_t>& counters, bool cycle_counter)
   if (counters.size() > 4 || ofm_.size() != 1 || ifm_.size() > 1) {
     throw Exception("wrong arguments");
   }
-  driver_double::Regions regions{content(*constant_), content(*intermediate_), {}, content(*ofm_[0])};
+  fake_driver::Regions regions{content(*constant_), content(*intermediate_), {}, content(*ofm_[0])};
   if (!ifm_.empty()) {
     regions.inputs = content(*ifm_[0]);
   }

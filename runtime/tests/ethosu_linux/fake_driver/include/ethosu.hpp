@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Test double of the driver library's header, written for this project: the declarations that the backend uses. Names
+// Fake of the driver library's header, written for this project: the declarations that the backend uses. Names
 // and signatures are those of ethos-u-linux-driver-stack since it supports Direct Drive.
 #pragma once
 

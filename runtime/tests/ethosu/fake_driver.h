@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-// A test double of the driver in ethosu_driver.h. It records calls, refuses what the driver refuses, and records in
+// A fake of the driver in ethosu_driver.h. It records calls, refuses what the driver refuses, and records in
 // `violations` what the driver does not check.
-struct DriverDouble {
+struct FakeDriver {
   // Behaviour: the NPU that ethosu_init() was called for.
   bool has_npu = true;
   uint32_t product = 0;  // 0: Ethos-U55, 1: U65, 2: U85
@@ -41,8 +41,8 @@ struct DriverDouble {
   std::string violations;  // one line each
 };
 
-extern DriverDouble driver_double;
+extern FakeDriver fake_driver;
 // Whether the driver can reserve an NPU by its kind, is built for several kinds, and has performance counters.
-extern const bool kDriverKnowsKinds;
+extern const bool kDriverReservesByProduct;
 extern const bool kDriverIsForSeveral;
-extern const bool kDriverCounts;
+extern const bool kDriverHasCounters;

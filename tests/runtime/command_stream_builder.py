@@ -33,7 +33,7 @@ _DMA_REGIONS, _DMA_ADDRESSES, _DMA_LENGTH = (304, 305), (48, 49), 50
 TABLES, TABLE_ADDRESS = 1 << 8, 0x5800
 
 
-class Commands:
+class CommandStreamBuilder:
     """Builds a command stream."""
 
     def __init__(self, npu: str) -> None:
@@ -129,7 +129,7 @@ class Commands:
 
 def execute(
     emulator: Emulator,
-    commands: Commands,
+    commands: CommandStreamBuilder,
     inputs: Sequence[tuple[int, Array]],
     output: tuple[int, Array],
     weights: Array,
@@ -161,7 +161,7 @@ def elementwise(
         rounding: rounding mode of U55 and U65.
         activation: value of the ACTIVATION register.
     """
-    commands, arrays = Commands(npu), [operand.reshape(1, 1, -1) for operand in operands]
+    commands, arrays = CommandStreamBuilder(npu), [operand.reshape(1, 1, -1) for operand in operands]
     places = [256 * index for index in range(len(arrays) + 1)]
     output = np.zeros(arrays[0].shape, result)
     flags = rounding << ROUNDING_AT if not commands.is_u85 else 0
@@ -193,7 +193,7 @@ def pool(
     activation: int | None = None,
 ) -> list[int]:
     """Execute a pool of [rows, columns, channels] with ``right`` columns of padding; otherwise as ``elementwise``."""
-    commands = Commands(npu)
+    commands = CommandStreamBuilder(npu)
     height, width, depth = image.shape
     output = np.zeros((height - kernel[0] + 1, width + right - kernel[1] + 1, depth), image.dtype)
     at = (image.nbytes + 15) // 16 * 16
@@ -211,6 +211,6 @@ def pool(
 
 def copy_by_dma(emulator: Emulator, npu: str, data: Array) -> list[int]:
     """Copy one row from the constants to scratch by a DMA, and return it."""
-    commands = Commands(npu)
+    commands = CommandStreamBuilder(npu)
     commands.copy((WEIGHTS, 0), (SCRATCH, 0), data.nbytes)
     return [int(value) for value in execute(emulator, commands, [], (0, np.zeros(data.shape, data.dtype)), data)]

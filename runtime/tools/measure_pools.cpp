@@ -3,7 +3,7 @@
 // Executes a program in ExecuTorch's runtime on this machine, in memory pools of given sizes, and prints the bytes that
 // it used. Backend, kernels and allocators are the same as in firmware; the emulator replaces the NPU.
 //
-//   arm_runtime_pools FILE
+//   measure_pools FILE
 //
 // FILE has one word or number per line. A size of -1 means "as much as needed":
 //
