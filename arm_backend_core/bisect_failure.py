@@ -1,6 +1,6 @@
-"""Failing operator: compile each operator alone, in order, to find the one on which a compiler crashed.
+"""Search for the failing operator: compile each operator of a graph alone, in order, after the whole graph failed.
 
-A crashing tool does not name the operator.
+A tool that crashes does not name the operator.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from arm_backend_core.tosa.serialize import serialize
 def bisect_failure(graph: Graph, spec: ArmCompileSpec, error: CompileError) -> Origin | None:
     """Compile each operator in a graph of its own and find the first that fails with the same error.
 
-    A RESCALE that reads the operator is compiled with it. The search runs only after a failure that names no operator.
-    It takes milliseconds per operator.
+    If a RESCALE reads the operator, it is compiled with the operator. Callers search only after a failure that names no
+    operator. The search takes milliseconds per operator.
 
     Args:
         graph: the graph that failed.
@@ -27,7 +27,7 @@ def bisect_failure(graph: Graph, spec: ArmCompileSpec, error: CompileError) -> O
         error: the compiler's error. Errors are equal if their reasons are equal up to " while ".
 
     Returns:
-        The origin of the operator; None if no single operator causes this error.
+        The origin of the operator. None if no single operator causes this error, or if that operator has no origin.
     """
     users = graph.users()
     for op in graph.ops:

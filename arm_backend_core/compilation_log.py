@@ -6,7 +6,7 @@ logs.
 
 Logs are opened by exports, and by the lowerings of sweeps and comparisons outside of an export. An attempt that may
 fail (loop rolling, an export that may be repeated without alternatives) opens an inner log. If the attempt succeeds,
-the entries of the inner log are copied to the outer log.
+its delegates, refused operators and notes are added to the outer log.
 
 Logs are written by ``delegate`` (delegates, refused operators), by functions whose decisions the user must know
 (notes: quantization, intervals of int64, alternatives, Vela's optimization goal, training), and by

@@ -79,7 +79,8 @@ def delegate(
         name: prefix of the delegates' names, followed by a number.
 
     Returns:
-        A new program that calls the delegates, or the int8 kernels of a Cortex-M.
+        A new program that calls the delegates. With a ``CortexMCompileSpec``, it calls int8 kernels instead of
+        delegates. With another spec that has an ``isa``, quantized operators outside the delegates call these kernels.
 
     Raises:
         FullDelegationError: ``require_full_delegation`` is set and an operator stays on the CPU.
@@ -115,7 +116,7 @@ def _lower_to_kernels(program: ExportedProgram, spec: ArmCompileSpec) -> list[co
     """Replace quantized operators outside the delegates by int8 kernels of the Cortex-M (``spec.isa``).
 
     Returns:
-        The operators without a kernel.
+        The operators that stay in floating point, because they have no kernel or because their lowering failed.
     """
     from arm_backend_core.cortex_m.lower import (  # registers operators
         find_unquantized_operators,
@@ -246,7 +247,7 @@ def _compile_payload(
         partition: the partition.
         graph: its graph.
         spec: the compile spec.
-        saved_graphs: the list from ``make_graph_saving_pass``. It is empty if no patches are needed.
+        saved_graphs: the list from ``make_graph_saving_pass``. If it is empty, patches are not tried.
 
     Returns:
         The graph, its flatbuffer, the payload, and the compile spec that it was compiled for. ``optimise="auto"`` may

@@ -50,9 +50,10 @@ class DType(Enum):
 
     @property
     def is_fp8(self) -> bool:
-        """Whether the type is FP8E4M3 or FP8E5M2. TOSA moves, casts, multiplies and pools them, but has no arithmetic.
+        """Whether the type is FP8E4M3 or FP8E5M2. TOSA has no elementwise arithmetic with tensors of these types.
 
-        FP8UE8M0 does not count: it is the type of block scales.
+        TOSA has data movement, CAST, ARGMAX, convolutions, matrix products and pooling for them. FP8UE8M0 does not
+        count: it is the type of block scales.
         """
         return self in (DType.FP8E4M3, DType.FP8E5M2)
 

@@ -29,7 +29,7 @@ class Unsupported(Exception):
 
 
 class Fault(Unsupported):
-    """A bug of this compiler: a rule failed instead of lowering the operator or refusing it. See ``compiler_fault``."""
+    """A refusal because of a bug of this compiler: a rule or pass failed. See ``compiler_fault``."""
 
 
 class InternalError(ArmBackendError):
@@ -42,11 +42,14 @@ def is_strict() -> bool:
 
 
 def compiler_fault(description: str, error: Exception | None = None) -> Fault:
-    """Create the refusal of an operator on which a rule failed. The export continues with the operator on the CPU.
+    """Create a refusal that reports a bug of this compiler.
+
+    If a rule failed on an operator, the export continues with the operator on the CPU. If a pass failed, its caller
+    decides.
 
     Args:
-        description: how the rule failed.
-        error: the exception that the rule raised, if any.
+        description: how the rule or pass failed.
+        error: the exception that the rule or pass raised, if any.
 
     Raises:
         InternalError: ``ARM_BACKEND_CORE_STRICT`` is set, as it is in the tests.

@@ -102,7 +102,10 @@ class _BoundaryCasts:
         self._converted: dict[Node, Node] = {}
 
     def convert_input(self, source: Node) -> Node:
-        """Convert ``source`` to a delegate's input: int64 to int32, with the memory layout of ``boundary_order``."""
+        """Convert ``source`` to a delegate's input: int64 to int32, with the memory layout of ``boundary_order``.
+
+        If a delegate that was inserted before computes ``source``, return this delegate's result without a conversion.
+        """
         if source not in self._converted:
             is_int64 = source.meta["val"].dtype is torch.int64
             self._converted[source] = _to_boundary_layout(_cast(source, torch.int32) if is_int64 else source)

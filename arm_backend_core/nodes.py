@@ -153,8 +153,9 @@ def is_in_place_write(node: Node) -> bool:
 def is_view(node: Node, source: Node) -> bool:
     """Whether ``node``'s result may share memory with ``source``, which it reads.
 
-    Both the schema and the traced storages decide. Composites (``type_as``, ``broadcast_tensors``) may return their
-    input unchanged, although their schema declares no alias.
+    If the schema declares an alias for a result, the schema decides; otherwise the storages of the traced tensors.
+    They are needed for composites (``type_as``, ``broadcast_tensors``), which may return their input unchanged although
+    their schema declares no alias. Targets that are no ``OpOverload`` count as views.
     """
     if not isinstance(node.target, OpOverload):
         return True

@@ -172,7 +172,7 @@ def lift_constants(program: ExportedProgram) -> None:
 
 
 def eliminate_dead_constants(program: ExportedProgram) -> None:
-    """Remove the parameters, buffers and constants that no operator reads or writes."""
+    """Remove the parameters, buffers and constants that no node reads. Buffers that the program updates stay."""
     dead = {node.name: node for node in constants_of(program) if not node.users}
     live_specs = []
     for spec in program.graph_signature.input_specs:
@@ -186,12 +186,14 @@ def eliminate_dead_constants(program: ExportedProgram) -> None:
 
 
 def fold_constant_outputs(program: ExportedProgram) -> bool:
-    """Replace each output with elements that a program computes from constants alone by a copy of its constant value.
+    """Replace each output that a program computes from constants alone by a copy of its value.
 
-    ExecuTorch aborts or fails on some operators that PyTorch accepts: ``logsumexp`` of a scalar, ``interpolate``.
+    Outputs without elements stay, and so do outputs that are computed with quantize or dequantize nodes. The reason for
+    the replacement: ExecuTorch aborts or fails on some operators that PyTorch accepts, such as ``logsumexp`` of a
+    scalar, or ``interpolate``.
 
     Returns:
-        Whether the program has such an output.
+        Whether the program computes an output from constants alone. Outputs without elements count.
     """
     graph, values = program.graph_module.graph, dict[Node, Any](constants_of(program))
     for node in graph.nodes:
@@ -276,12 +278,15 @@ def lowered_modules(module: GraphModule) -> Iterator[LoweredBackendModule]:
             yield from lowered_modules(value)
 
 
-#: Address, offset, shape, strides and type of a tensor.
+#: Address (or identity, for a tensor without memory), offset, shape, strides and type of a tensor.
 TensorIdentity = tuple[Hashable, ...]
 
 
 def tensor_identity(tensor: torch.Tensor) -> TensorIdentity:
-    """A key that is equal for two tensors if they are the same view of the same memory."""
+    """A key that is equal for two tensors if they are the same view of the same memory.
+
+    A tensor without memory has a key of its own.
+    """
     memory = tensor.untyped_storage().data_ptr()
     return (memory or id(tensor), tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
 

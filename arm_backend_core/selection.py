@@ -161,7 +161,7 @@ def _check_loops(operators: Sequence[Node], refusals: dict[Node, Unsupported], t
 
 
 def _check_custom_operators(refusals: dict[Node, Unsupported], target: Target) -> None:
-    """Check that no operator of this project's namespace stays on the CPU, except loop markers: it has no kernel.
+    """Check that no operator of this project's namespace, except loop markers, stays on the CPU: it has no CPU kernel.
 
     Raises:
         ModelError: such an operator stays on the CPU.
@@ -201,10 +201,10 @@ def _find_unmaterializable(
 def assign_partition_ids(operators: Iterable[Node], chosen: set[Node]) -> dict[Node, int]:
     """Group the chosen nodes into few convex partitions. No path leaves a convex partition and enters it again.
 
-    A node's level is the number of delegate boundaries on a path to it, at most over all paths. It is 0 before and
-    inside the first delegate of the path, 1 on the CPU behind this delegate, 2 inside the next delegate, and so on. A
-    path that leaves a level through the CPU returns at a higher level, so the chosen nodes of a level form a convex
-    partition.
+    A node's level on a path from the program's inputs is 0 before and inside the first delegate of the path, 1 on the
+    CPU behind this delegate, 2 inside the next delegate, and so on. Its level is the maximum over all paths to it. A
+    path that leaves the delegate of a level enters the CPU, and the next delegate on it has a higher level. So the
+    chosen nodes of a level form a convex partition.
 
     Returns:
         The level of each chosen node, which is its partition id.

@@ -96,9 +96,9 @@ def choose_deferred(data: bytes, spec: EthosUCompileSpec) -> bytes:
 
 
 def describe_choices(choices: list[Choice]) -> str:
-    """Describe the chosen alternatives for the report: those that save cycles, then those that take more cycles.
+    """Describe the chosen alternatives for the report: those that take no more cycles, then those that take more.
 
-    An alternative may take more cycles if it saves SRAM (``PACKED_CHANNELS``) or bytes of weights (the others).
+    An alternative may take more cycles if it saves bytes of SRAM (``PACKED_CHANNELS``) or of weights (all others).
     """
     faster, smaller = ([c for c in choices if (c.saved_cycles < 0) == costs_cycles] for costs_cycles in (False, True))
     texts = []

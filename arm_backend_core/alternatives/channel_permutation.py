@@ -49,8 +49,9 @@ def _match_selection(value: Value) -> tuple[Value, Array] | None:
     """Trace ``value`` back through data movement.
 
     Returns:
-        the source, and the source channel of each channel of ``value``. None if pixels have different channel
-        selections, or if the data movement has no effect.
+        The source, and the source channel of each channel of ``value``. None if pixels have different channel
+        selections or exchange elements, if there is no data movement or it has no effect, or if the source is not int8
+        or is too large.
     """
     x, steps = trace_back(value, lambda step: step.kind in INJECTIVE_MOVEMENT)
     if not steps or x.dtype is not DType.INT8 or x.size > _MAX_ELEMENTS or x.rank < 2:
@@ -72,9 +73,11 @@ def _square_sides(pixels: int) -> tuple[int, int]:
 
 
 def _match_region(op: Op, rewriter: Rewriter) -> Region | None:
-    """Match a TRANSPOSE, or a SLICE of one channel, with the following data movement and convolutions.
+    """Match a TRANSPOSE, or a SLICE of one channel, with the adjacent data movement and the convolutions that follow.
 
-    A strided slice of channels is a RESHAPE that splits the channels, and such a SLICE.
+    A strided slice of channels is a RESHAPE that splits the channels, and such a SLICE. There are three candidates:
+    fold the selection into the weights of all convolutions; emit a 1x1 convolution before them; rewrite the operator
+    itself and the first data movement after it.
     """
     is_candidate = op.kind == "TRANSPOSE" or (op.output.shape[-1] == 1 and op.inputs[0].shape[-1] > 1)
     if not is_candidate or _match_selection(op.output) is None:

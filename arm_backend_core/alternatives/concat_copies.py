@@ -37,13 +37,13 @@ def _is_copied(x: Value, rewriter: Rewriter) -> bool:
 
 
 def _is_view(op: Op) -> bool:
-    """Whether the result is a part of another tensor, or that tensor with other axes than those of size 1."""
+    """Whether ``op`` is a SLICE, or a RESHAPE that does more than add or remove dimensions of size 1."""
     sizes = [[size for size in value.shape if size > 1] for value in (op.inputs[0], op.output)]
     return op.kind == "SLICE" or (op.kind == "RESHAPE" and sizes[0] != sizes[1])
 
 
 def _match_concat(op: Op, rewriter: Rewriter) -> Region | None:
-    """Match the CONCAT, the operators that write its operands, and the readers of operands and result."""
+    """Match the CONCAT, the operators that write its operands, and the readers of copied operands and of the result."""
     copied = [x for x in op.inputs if _is_copied(x, rewriter)]
     if not rewriter.builder.target.hardware.copies_by_slow_pool or not copied:
         return None

@@ -1,4 +1,4 @@
-"""Cost model: Vela's cached estimate of cycles and weight bytes for a small TOSA graph on an Ethos-U.
+"""Cost model: Vela's cached estimate of cycles, weight bytes and SRAM for a small TOSA graph on an Ethos-U.
 
 The cache is in memory and on disk. Its keys are the content of the graph, the configuration and the version of Vela. If
 the cache folder cannot be read or written, Vela computes the estimates again.
@@ -96,7 +96,7 @@ class VelaCostModel:
         return {}
 
     def _save(self) -> None:
-        """Save the estimates, merged with those of other processes. Failures are not saved, so that others retry."""
+        """Save the estimates, merged with those of other processes. Failures are not saved: other processes retry."""
         merged = [(key, cost) for key, cost in (self._load() | self._estimates).items() if cost is not None]
         with contextlib.suppress(OSError):
             self._cache_path.parent.mkdir(parents=True, exist_ok=True)

@@ -18,10 +18,10 @@ _KINDS = ("CONV2D", "DEPTHWISE_CONV2D")
 def fold_dilation(rescale: Op, rewriter: Rewriter) -> Value | None:
     """Rewrite a 1D convolution with dilation d and its RESCALE to a 2D convolution with dilation 1 and a RESCALE.
 
-    A RESHAPE views the input [N, 1, T, C] as [N, T / d, d, C]. Element q * d + r is in row q and column r. Kernel
-    elements that are d apart therefore read adjacent rows of one column, and leading padding by a multiple of d becomes
-    whole rows. If T or the padding is not a multiple of d, a PAD extends the input, and a SLICE shortens the result. If
-    d = 1, only a PAD before the convolution is folded into it.
+    A RESHAPE views the input [N, 1, T, C] as [N, T / d, d, C]. Element q * d + r is in row q and column r. Neighbouring
+    kernel elements read elements that are d apart, which are now in adjacent rows of one column. Leading padding by a
+    multiple of d becomes whole rows. If T or the padding is not a multiple of d, a PAD extends the input, and a SLICE
+    shortens the result. If d = 1, the rewrite only folds a PAD into the convolution.
 
     Bit-exact: each output is the sum of the same products. Padding is equal to the zero point, so that it adds 0.
     """

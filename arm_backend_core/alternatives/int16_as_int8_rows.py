@@ -14,9 +14,9 @@ from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer
 from arm_backend_core.tosa.vela_workarounds.copies import broadcast_constant
 
-#: Minimum number of weights. 128 to 128 channels take 5,242 cycles, and 3,812 with this rewrite. The maximum number of
-#: MACs is ``Hardware.slow_int16_macs``: with 512 MACs, 256 to 256 channels take 5,284 cycles, and 6,601 with this
-#: rewrite.
+#: Minimum number of weights. 128 to 128 channels take 5,242 cycles, and 3,812 with this rewrite. The largest NPU for
+#: which this rewrite applies has ``Hardware.slow_int16_macs`` MACs: with 512 MACs, 256 to 256 channels take 5,284
+#: cycles, and 6,601 with this rewrite.
 _MIN_WEIGHTS = 1 << 14
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from arm_backend_core.workers.request_loop import receive, send
 from arm_backend_core.workers.vela_process import compile_tosa
 
-#: Seconds after which the child ends by itself if its parent has died.
+#: Seconds after which the child ends by itself, because its parent may have died.
 _TIMEOUT_SECONDS = 1800
 
 
@@ -21,7 +21,8 @@ def compile_both(
     """Compile with ``options`` and with ``other_options`` in parallel.
 
     Returns:
-        Both results of ``compile_tosa``. The second is None if Vela fails with ``other_options``.
+        Both results of ``compile_tosa``. The second is None if Vela fails with ``other_options``, or if the child ends
+        after ``_TIMEOUT_SECONDS``.
 
     Raises:
         Exception: Vela failed with ``options``.

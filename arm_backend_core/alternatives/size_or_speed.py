@@ -148,8 +148,8 @@ def _list_smaller(
 ) -> Iterator[CompiledCandidate]:
     """Yield the size program, then programs with arena limits, compiled on demand.
 
-    Arena limits are tried if the size program needs much less SRAM. They cost cycles in programs that copy weights
-    from flash to unused SRAM.
+    Arena limits are tried if the size program needs much less RAM. They are not tried if the SRAM is a cache, or if the
+    performance program copies weights from flash to unused SRAM: it would lose this SRAM, and take more cycles.
 
     Args:
         fast, small: the performance program and the size program.
@@ -179,7 +179,7 @@ def _record_performance(fast: CompiledCandidate, program: CompiledCandidate) -> 
 
 
 def _spills_activations(program: CompiledCandidate) -> bool:
-    """Whether activations are in DRAM and over half of the SRAM cache is used; with less, Vela emits no cascades."""
+    """Whether activations are in DRAM and over half of the SRAM cache is used; with less use, there are no cascades."""
     limit = program.vela.sram_limit or 0
     return program.spec.configuration.arena_on_second_port and 2 * program.vela.sram_bytes > limit
 
@@ -228,7 +228,7 @@ def _cost_metrics(payload: Payload) -> tuple[int, int, int]:
 
 
 def _describe_saving(fast: Payload, chosen: Payload) -> str:
-    """Describe the figures that differ by more than 1%, and the cycles; empty if none differs."""
+    """Describe the figures that differ by more than 1%, and the cycles; empty if neither a figure nor the cycles do."""
     (fast_cycles, *fast_bytes), (cycles, *chosen_bytes) = _cost_metrics(fast), _cost_metrics(chosen)
     changed = [
         f"{name} {now:,} instead of {before:,} bytes, "

@@ -77,9 +77,10 @@ def _debug_json(delegate: str, backend: str, graph: Graph, vela: VelaEstimates |
 def make_compile_error(
     reason: str, flatbuffer: bytes, *, delegate: str, directory: str | None, find_operator: FindOperator, log: str = ""
 ) -> CompileError:
-    """Create the error for a delegate that a native compiler refused or crashed on; saves the flatbuffer.
+    """Save the flatbuffer of a delegate that a native compiler did not compile, or compiled wrongly; return the error.
 
-    The flatbuffer goes to ``directory``, or to a new temporary folder, which is not deleted.
+    The flatbuffer goes to ``directory``. If that is None or cannot be written, the flatbuffer goes to a new temporary
+    folder, which is not deleted.
     """
     files = {".tosa": flatbuffer}
     try:

@@ -195,7 +195,7 @@ def _make_layers(tables: Tables, waits: Sequence[int]) -> tuple[OperationEstimat
 
     Args:
         tables: Vela's tables: (column names, rows) by name.
-        waits: ascending offsets in Vela's stream at which ``insert_waits`` inserted a 4-byte word.
+        waits: ascending byte offsets, in the stream before ``insert_waits``, at which it inserted a 4-byte word.
     """
     sources = {row["id"]: row for row in read_rows(tables, "source")}
     commands: dict[str, list[int]] = {}

@@ -30,7 +30,7 @@ class MemoryAccess(NamedTuple):
 
 
 def list_feature_map_registers(number: int) -> Sequence[tuple[int, ...]]:
-    """Registers of the feature maps that the kernel command ``number`` uses: IFM, OFM and, for arithmetic, IFM2."""
+    """Registers of the feature maps that the kernel command ``number`` uses: IFM, OFM and, if elementwise, IFM2."""
     return FEATURE_MAP_REGISTERS[: 3 if number == ELEMENTWISE_COMMAND else 2]
 
 

@@ -1,8 +1,8 @@
 """Split convolutions by output channels in a command stream (U55, U65), so that their weights become smaller pieces.
 
-The NPU computes the channels of an OFM in blocks, and weights are encoded block by block. Each slice takes whole
-blocks: it has the same weights in the same order, the same scales, and a part of the OFM. The weights are encoded again
-by Vela's encoder.
+The NPU computes the channels of an OFM in blocks, and weights are encoded block by block. A slice consists of whole
+blocks: its channels keep their scales and the order of their weights, and it writes a part of the OFM. Vela's encoder
+encodes the weights of each slice again.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: Number of slots after which a kernel has certainly ended, because two kernels may run at the same time.
 _IN_FLIGHT = 2
-_MIN_PIECE_BYTES = 1024
+_MIN_PIECE_BYTES = 1024  #: minimum bytes of a piece, unless the rest of a copy is smaller
 #: Minimum number of cycles that a copy saves. Its commands take time, too.
 MIN_SAVED_CYCLES = 512
 _MAX_ADDRESSES = 8  #: candidate addresses of a copy
@@ -165,7 +165,7 @@ class PrefetchPlanner:
         return self.slots[index].costs.total - self.costs_with_copy(index).total
 
     def _idle_cycles(self) -> np.ndarray:
-        """Idle cycles of flash during each slot, [slots, 2]: if it reads weights from flash, or a copy in SRAM."""
+        """Idle cycles of flash during each slot, [slots, 2]: if the slot reads its weights from flash; from a copy."""
         import numpy as np
 
         costs = [[slot.costs, self.costs_with_copy(index)] for index, slot in enumerate(self.slots)]
@@ -239,7 +239,7 @@ def _first_free_slot(busy: np.ndarray, reader: int) -> np.ndarray:
     """The first slot that a copy may start with, for each granule; ``reader`` for a granule that cannot be used.
 
     The copy's DMA starts after the slot's first kernel, and ends before ``reader`` runs. A granule must be free from
-    one slot earlier on, until the reader has certainly ended.
+    the slot before the copy's first slot on, until the reader has certainly ended.
     """
     import numpy as np
 

@@ -5,8 +5,8 @@ A kernel is an NPU operation other than a DMA.
 Waits before a DMA (U55, U65): the two kernels before a DMA may still be running. Vela omits waits where it misjudges
 the addresses of parts of tensors. This module adds no waits for accesses to constants.
 
-Table loads (U55, U65): the smallest NPUs lose their lookup tables in each kernel that uses no table. Vela does not
-reload some of them.
+Table loads (U55, U65): NPUs with fewer than 128 MACs lose their lookup tables in each kernel that uses no table. Vela
+does not reload some of the lost tables.
 
 Waits between kernels (BLOCKDEP = 0): a kernel may start before the previous kernel has written its last blocks. It must
 wait in these cases:
@@ -46,7 +46,7 @@ def insert_waits(stream: bytes) -> tuple[bytes, list[int]]:
     """Insert the missing commands into ``stream``.
 
     Returns:
-        The new stream, and for each inserted word its byte offset in Vela's stream, relative to the first command.
+        The new stream, and for each inserted word its byte offset in ``stream``, relative to the first command.
     """
     registers, kernels, words, offsets = (
         defaultdict[int, int](int),

@@ -148,6 +148,8 @@ def redirect_weight_reads(
 ) -> tuple[bytes, dict[int, int]]:
     """Let convolutions read copies. Weight and scale registers are set right before each convolution.
 
+    If ``copies`` has DMAs, the registers of DMAs are set right before each DMA.
+
     Args:
         stream: Vela's stream.
         copies: the copies, and their DMAs.

@@ -32,7 +32,8 @@ class OperationEstimate:
         memory_cycles: cycles per memory, as (name, cycles).
         commands: byte offsets of the commands that start it, relative to the first command. The commands between the
             previous operation's start and its own belong to it too.
-        part_of: index of the operation that it is fused into, whose cycles include its own; None if it is not fused.
+        part_of: index of the operation that this one is fused into; the cycles of that operation include those of this
+            one. None if this operation is not fused.
     """
 
     operator: str

@@ -12,7 +12,7 @@ Tables = Mapping[str, tuple[list[str], list[list[str]]]]
 WEIGHT_COPY_USAGE = "WeightCopy"
 #: Vela's usage of tensors in a cascade: operations that Vela executes interleaved, stripe by stripe.
 _CASCADE_USAGE = "OpCascade"
-#: Columns of the table of tensors, in the field order of ``TensorAllocation``.
+#: Columns of numbers in the table of tensors, in the order of the last four fields of ``TensorAllocation``.
 _ALLOCATION_COLUMNS = ("start_time", "end_time", "start_address", "size")
 
 

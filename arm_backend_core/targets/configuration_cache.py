@@ -1,9 +1,9 @@
 """Disk cache of Vela's configurations: the answers of its command line parser.
 
-Importing the parser takes Vela's process 0.3 s, as long as the lowering of a small model. Its C++ core, which compiles,
-takes 0.04 s. The key is the command line, the content of the configuration file, the version of Vela and the script
-that reads the parser's answer. Refusals are not cached. If the cache folder cannot be read or written, Vela parses
-again.
+Importing the parser takes Vela's process 0.3 s, as long as the lowering of a small model. Importing Vela's C++ core,
+which compiles, takes 0.04 s. The key is the command line, the content of the configuration file, the version of Vela
+and the script that reads the parser's answer. Refusals are not cached. If the cache folder cannot be read or written,
+Vela parses again.
 """
 
 from __future__ import annotations
