@@ -17,10 +17,13 @@ def set_call_count(record: DelegateRecord, calls: int) -> DelegateRecord:
 
 def multiply_estimates(vela: VelaEstimates, calls: int) -> VelaEstimates:
     """Multiply those estimates of one call that add up (cycles, accesses) by the number of calls."""
-    rows: dict[str, Any] = {
+    fields: dict[str, Any] = {
         name: tuple(_multiply_fields(row, calls) for row in getattr(vela, name)) for name in ("layers", "memories")
     }
-    return replace(cast("VelaEstimates", _multiply_fields(vela, calls)), **rows)
+    if vela.performance is not None:
+        cycles, sram_bytes = vela.performance
+        fields["performance"] = calls * cycles, sram_bytes
+    return replace(cast("VelaEstimates", _multiply_fields(vela, calls)), **fields)
 
 
 #: Fields of a delegate, an operation or a memory that add up over calls. Peaks and sizes do not add up.

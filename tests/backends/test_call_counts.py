@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from arm_backend_core.backends.call_counts import multiply_estimates
 from arm_backend_core.backends.registry import compile_payload
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
@@ -27,3 +29,12 @@ def test_estimates_of_three_calls() -> None:
     for use, uses in zip(one.memories, three.memories, strict=True):
         assert uses.peak_bytes == use.peak_bytes
         assert (uses.bytes_read, uses.bytes_written) == (3 * use.bytes_read, 3 * use.bytes_written)
+
+
+def test_cycles_of_the_performance_program_are_multiplied_too() -> None:
+    """The report compares them with the cycles of the program that replaces it."""
+    spec = EthosUCompileSpec("ethos-u55-128")
+    one = compile_payload(spec, conv2d(), delegate="delegate_0", find_operator=lambda text: None).vela
+    assert one is not None
+    three = multiply_estimates(replace(one, performance=(1000, 2048)), 3)
+    assert three.performance == (3000, 2048)
