@@ -73,6 +73,9 @@ def choose_steps_per_call(total: int, requested: int | str | None, program_steps
         total: steps of the layer.
         requested: a number of steps, "auto", or None for all.
         program_steps: steps of all layers of the program.
+
+    Returns:
+        The number of steps; ``total`` if the layer stays unrolled.
     """
     if requested == "auto" and (total > _MAX_UNROLLED_STEPS or program_steps > _MAX_TOTAL_STEPS):
         step_weight = 2 if program_steps > _MAX_TOTAL_STEPS and total <= _MAX_UNROLLED_STEPS else 8
@@ -87,27 +90,32 @@ class LoopRolling:
     """Loop rolling of a program, before it is delegated.
 
     Attributes:
-        steps: number of steps that one call computes, "auto", or None to leave all layers unrolled.
+        steps_per_call: number of steps that one call computes, "auto", or None to leave all layers unrolled.
     """
 
-    steps: int | Literal["auto"] | None = "auto"
+    steps_per_call: int | Literal["auto"] | None = "auto"
 
     def roll_loops(
         self, program: ExportedProgram, spec: ArmCompileSpec, keep_on_cpu: Sequence[Predicate] = ()
     ) -> ExportedProgram:
-        """Roll the long layers of ``program`` into loops; returns ``program`` itself if it gets no loop."""
-        if self.steps is None:
+        """Roll the long layers of ``program`` into loops.
+
+        Returns:
+            A new program. ``program`` itself if it gets no loop, unless it has recurrent layers that are not unrolled
+            (a float program): their steps are then unrolled in the new program.
+        """
+        if self.steps_per_call is None:
             return program
         if any(
             node.target in RECURRENT_OPS for node in program.graph.nodes
-        ):  # float programs only: quantization unrolls the layers
+        ):  # only in float programs, because quantization has unrolled the layers of others
             program = copy_program(program)
             assign_debug_handles(program.graph)
             program = prepare_program(program, spec.target)
             update_output_names(program)
         counts = count_steps(program)
         program_steps = sum(counts)
-        if all(choose_steps_per_call(count, self.steps, program_steps) == count for count in counts):
+        if all(choose_steps_per_call(count, self.steps_per_call, program_steps) == count for count in counts):
             return program
         rolled, compiler = copy_program(program), _ChunkCompiler(spec, keep_on_cpu)
         assign_debug_handles(rolled.graph)
@@ -115,7 +123,7 @@ class LoopRolling:
         _bypass_stacks(rolled.graph)
         for layer in find_unrolled_layers(rolled):
             _replace_by_loop(
-                rolled, layer, choose_steps_per_call(len(layer.steps), self.steps, program_steps), compiler
+                rolled, layer, choose_steps_per_call(len(layer.steps), self.steps_per_call, program_steps), compiler
             )
         if not compiler.loops:
             return program
@@ -142,7 +150,7 @@ class _ChunkCompiler:
         return f"arm_loop{self.loops}"
 
     def compile_chunk(self, chunk: ExportedProgram, calls: int) -> GraphModule | None:
-        """Compile a chunk as one delegate; return the module that calls it, or None if one does not suffice."""
+        """Compile a chunk as one delegate; return the module that calls it. None if the chunk needs more than that."""
         log = compilation_log.current_log()
         with compilation_log.open_log() as attempt:
             body = delegate(chunk, self._spec, keep_on_cpu=self._keep_on_cpu, name=self.next_name()).graph_module
@@ -163,8 +171,8 @@ class _ChunkCompiler:
 def _replace_by_loop(program: ExportedProgram, layer: UnrolledLayer, count: int, compiler: _ChunkCompiler) -> None:
     """Replace the steps by a loop.
 
-    The steps stay if one call computes all of them, if integers cannot represent an initial state, or if a chunk cannot
-    be delegated.
+    The steps stay if one call computes all of them, if ``_find_initial_states`` returns None, or if one delegate cannot
+    compute a whole chunk.
     """
     total, name = len(layer.steps), compiler.next_name()
     initial_states = _find_initial_states(program, layer) if count < total else None
@@ -256,7 +264,8 @@ def _find_initial_states(program: ExportedProgram, layer: UnrolledLayer) -> dict
     """Find the initial state of each port, quantized if the port carries integers.
 
     Returns:
-        None if integers cannot represent a constant initial state exactly.
+        {port: a node of the program, or the value of a constant state}. None if integers cannot represent a constant
+        initial state exactly, or if a port's constant operands differ.
     """
     values: dict[Node, Any] = dict(constants_of(program))
 
@@ -310,7 +319,7 @@ def _insert_chunked_sequence(writer: NodeWriter, total: int, read: Slice, first:
 
 
 def _insert_output_sequence(writer: NodeWriter, stacked: Node, port: Port, total: int) -> Node:
-    """The real values of a port in all steps, in step order and without padding."""
+    """The floating-point values of a port in all steps, in step order and without padding."""
     x = writer.dequantize_port(stacked, port)
     calls, count, *rest = x.meta["val"].shape
     x = writer.call(aten.view.default, x, [calls * count, *rest], like=x)

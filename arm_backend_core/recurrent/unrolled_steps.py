@@ -65,7 +65,7 @@ class Slice(NamedTuple):
         number: index of the slice among the slices that a step reads.
         source: the tensor that all steps read; integers if ``source_qdq_ops`` is not empty.
         source_qdq_ops: quantize and dequantize operations between ``source`` and the slicing.
-        cuts: (dimension, start, end) of each slicing of other dimensions.
+        cuts: (dimension, start, end) of each slicing of other dimensions, which are counted without ``dim``.
         dim: the dimension that is indexed by step.
         qdq_ops: quantize and dequantize operations after the slicing.
     """
@@ -121,7 +121,10 @@ def strip_qdq_ops(node: Node) -> tuple[Node, tuple[QdqOp, ...]]:
 
 
 def _are_exact_qdq_ops(qdq_ops: Sequence[QdqOp], source: Any) -> bool:
-    """Whether operations after data movement of ``source`` are exact: they have the parameters of its dequantize."""
+    """Whether quantize and dequantize operations after a data movement of ``source`` are exact.
+
+    They are if there are none, or if ``source`` is a dequantize node and all operations have its parameters.
+    """
     return not qdq_ops or (is_dequantize(source) and {op.args for op in qdq_ops} == {QdqOp.from_node(source).args})
 
 
@@ -163,9 +166,9 @@ class UnrolledLayer:
         reads: {slot: the operator, the structure of its arguments, and its operands}, the same in every step except the
             first.
         initial_states: {port: operands of the first step where other steps read the previous step, one for each
-            reader}. All operands of a port are the same value, or all are float constants.
-        constants: nodes of the program that are computed from constants alone.
-        outputs: nodes of the steps that nodes outside read.
+            reader}. All operands of a port are the same value, or all are constants.
+        constants: constant placeholders of the program, and nodes that are computed from constants alone.
+        outputs: nodes of the steps, and their quantize and dequantize nodes, that nodes outside of the steps read.
 
     Raises:
         _NotALoopError: the steps do not form a loop.
@@ -312,9 +315,9 @@ def count_steps(program: ExportedProgram) -> list[int]:
 
 
 def find_unrolled_layers(program: ExportedProgram) -> Iterator[UnrolledLayer]:
-    """Yield the unrolled recurrent layers whose steps form a loop.
+    """Yield each call of an unrolled recurrent layer whose steps form a loop.
 
-    Each layer is analyzed when it is requested, because the caller may have replaced the previous layer.
+    Each call is analyzed when it is requested, because the caller may have replaced the previous one.
     """
     constants = set(constants_of(program))
     for node in program.graph.nodes:

@@ -127,7 +127,7 @@ class TosaCompileSpec(ArmCompileSpec):
     """Stop at TOSA: the payload is the TOSA flatbuffer.
 
     Args:
-        tosa_spec: ``TOSA-1.0``, then profiles and extensions, separated by plus signs.
+        tosa_spec: ``TOSA-1.0`` (or ``TOSA-1.1`` with ``mxfp``), then profiles and extensions, separated by plus signs.
 
     Raises:
         ValueError: ``tosa_spec`` is malformed.

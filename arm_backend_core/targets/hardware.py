@@ -12,7 +12,7 @@ from arm_backend_core.targets.operator_limits import (
     HEIGHT_WIDTH,
     U55_U65_LIMITS,
     U85_LIMITS,
-    Axes,
+    FindAxes,
     Limit,
     Operation,
     find_axes_lost_on_split,
@@ -54,7 +54,7 @@ class Hardware:
         computes_pixel_pairs: a 1x1 convolution of few channels takes fewer cycles on pairs of pixels, or with halves of
             its channels as kernel elements.
         copies_by_slow_pool: Vela copies operands of a CONCAT by an operation with twice the cycles of a product by 1.
-        estimates_missing_activation: Vela's estimate of an operation without an activation includes cycles of a table.
+        estimates_missing_activation: Vela 5.1 counts the cycles of a table for an operation without an activation.
         constant_copy_min_rows: {Vela's release: number of rows}; 64 rows for other releases. From this number on,
             Vela's estimate is lower if a constant that all rows read is copied to SRAM. Not used unless
             ``estimates_missing_activation`` is true.
@@ -65,8 +65,9 @@ class Hardware:
             fewer as the product of the transposed operands (``alternatives/attention_matmul.py``).
         packs_weights_by_rows: the order of encoded weights depends on the number of rows. Two methods then share
             weights only if they have equally many rows.
-        pads_weight_blocks: weights are encoded in blocks of input channels. Padding the channels to full blocks saves
-            cycles, because Vela fills a part of a block with zeros (``alternatives/pad_channels.py``).
+        pads_weight_blocks: weights are encoded in blocks of input channels. Padding the channels to full blocks with
+            weights of 1 saves cycles. Otherwise, Vela fills the last block with zeros, whose encoding lengthens the
+            codes of all weights (``alternatives/pad_channels.py``).
         slow_input_channels: numbers of input channels with which a convolution of a small image takes up to 3.6 times
             the cycles of one with ``slow_input_channels.stop`` channels.
         transposes_any_rank: Vela itself splits a TRANSPOSE of more than four dimensions.
@@ -113,7 +114,7 @@ class Hardware:
     slow_int16_macs: int = 0
     bilinear_cycles_per_result: float = 0.0
     vela_bugs: tuple[str, ...] = ()
-    axes_lost_on_split: Axes = lambda op: ()
+    axes_lost_on_split: FindAxes = lambda op: ()
 
     def refusal(self, kind: str, inputs: Sequence[DType], output: DType, op: Operation | None = None) -> str | None:
         """Why the hardware cannot run an operator, as the end of "<target> has no ..."; None if it can.

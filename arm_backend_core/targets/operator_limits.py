@@ -44,7 +44,7 @@ class Operation(Protocol):
 #: Returns the property of an operator that the hardware does not support, or None.
 Limit = Callable[[Operation], "str | None"]
 #: Returns axes of an operator's operands, counted from the last.
-Axes = Callable[[Operation], Sequence[int]]
+FindAxes = Callable[[Operation], Sequence[int]]
 
 
 def _padding_and_stride(op: Operation, kernel: Sequence[int]) -> tuple[bool, int]:

@@ -244,7 +244,11 @@ def command_line(
 def _try_resolve(
     target: Npu, system_config: str, memory_mode: str, flags: tuple[str, ...], path: Path
 ) -> VelaConfiguration | str:
-    """The configuration, or the reason why Vela refuses it."""
+    """The configuration, or the reason why Vela or this module refuses it.
+
+    Raises:
+        ValueError: Vela refuses a flag.
+    """
     argv = _full_command_line(target, system_config, memory_mode, flags, path)
     try:
         configuration = configuration_cache.get_configuration(argv, path)

@@ -109,6 +109,7 @@ def run_converter(command: list[str], timeout: float | None) -> subprocess.Compl
 
     Raises:
         subprocess.TimeoutExpired: it ran for more than ``timeout`` seconds.
+        OSError: it cannot be started.
     """
     environment = dict(os.environ)
     if libraries := environment.get("MODEL_CONVERTER_LIB_DIR"):

@@ -57,7 +57,10 @@ def parse_command_line(argv: list[str]) -> dict[str, Any]:
     """Resolve ``argv`` with Vela's command line, without compiling.
 
     Returns:
-        The arguments of Vela's C++ core, and the properties of the memory configuration.
+        The arguments of Vela's C++ core, the NPU's clock, and the properties of the memory configuration.
+
+    Raises:
+        FlagError: the argument parser rejected a flag, or a flag makes Vela exit without compiling.
     """
     from ethosu.vela import vela
 
