@@ -8,9 +8,9 @@ Logs are opened by exports, and by the lowerings of sweeps and comparisons outsi
 fail (loop rolling, an export that may be repeated without alternatives) opens an inner log. If the attempt succeeds,
 its delegates, refused operators and notes are added to the outer log.
 
-Logs are written by ``delegate`` (delegates, refused operators), by functions whose decisions the user must know
-(notes: quantization, intervals of int64, alternatives, Vela's optimization goal, training), and by
-``TrackedHardware``. The function that opened a log reads it after the block.
+Logs are written by ``delegate`` (delegates, refused operators), by loop rolling (delegates that a loop calls), by
+functions whose decisions the user must know (notes: quantization, intervals of int64, alternatives, Vela's optimization
+goal, training), and by ``TrackedHardware``. The function that opened a log reads it after the block.
 """
 
 from __future__ import annotations

@@ -201,8 +201,8 @@ class _EagerDelegate:
     tensors of the right shapes and types. With real tensors, it executes the delegate, so that an edge program
     can be executed in Python.
 
-    ``to_executorch`` traces the program before it plans the memory, and the delegate keeps the compile specs that an
-    earlier plan wrote. A trace removes them: the next plan may be ExecuTorch's own, which does not know them.
+    ``to_executorch`` traces the program before it plans the memory. A trace removes the compile specs that an earlier
+    memory plan of this project has written, because the next plan may be ExecuTorch's own, which does not update them.
 
     Attributes:
         lowered: the delegate.

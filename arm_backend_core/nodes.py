@@ -315,8 +315,8 @@ def is_integer_or_bool(node: Node) -> bool:
 def source_line(node: Node) -> str:
     """``file:line`` of the user's model where ``node`` was traced; empty if the trace does not contain one.
 
-    Lines of PyTorch and arm_recipes do not count, because every ``nn.Conv2d`` has the same line in PyTorch. If there
-    are no others, ``source_location`` names the module.
+    Lines of PyTorch and arm_recipes do not count, because every ``nn.Conv2d`` has the same line in PyTorch. If the
+    trace contains only such lines, ``source_location`` names the module instead.
     """
     lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if 'File "' in line]
     user_lines = [line for line in lines if not line.removeprefix('File "').startswith(_LIBRARY_FOLDERS)]

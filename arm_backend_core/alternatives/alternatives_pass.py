@@ -66,9 +66,10 @@ ALTERNATIVES = (
 
 
 def make_alternatives_pass(spec: ArmCompileSpec) -> Pass:
-    """Create the pass that chooses alternatives by cost (Ethos-U) and applies the unconditional ones (all NPUs).
+    """Create the pass that chooses alternatives by cost, and applies the unconditional ones.
 
-    For a ``DeferredTuningSpec``, the pass first records the graph.
+    It changes graphs for NPUs only. It chooses by cost if ``spec`` is an ``EthosUCompileSpec`` that sets
+    ``search_alternatives``. For a ``DeferredTuningSpec``, it first records the graph.
     """
 
     def choose(graph: Graph, target: Target) -> None:

@@ -24,10 +24,10 @@ class DeferredTuningSpec(TosaCompileSpec):
 
 
 def pickle_graph(graph: Graph) -> bytes:
-    """Pickle a graph without origins. Equal graphs give equal bytes.
+    """Pickle a graph; the origins of its operators are omitted. Equal graphs give equal bytes.
 
-    Operators reference each other, so that pickle would exceed the recursion limit. The function therefore pickles a
-    list of values and a list of operators with the indices of their values.
+    Operators and values reference each other, so that pickle would exceed the recursion limit. The function therefore
+    pickles a list of values, and a list of operators with the indices of their values.
     """
     values = list(dict.fromkeys([*graph.inputs, *(x for op in graph.ops for x in (*op.inputs, *op.results))]))
     index = {value: i for i, value in enumerate(values)}

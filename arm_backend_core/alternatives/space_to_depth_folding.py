@@ -105,7 +105,7 @@ def _match_space_to_depth(path: Sequence[Op]) -> _SpaceToDepthLayout | None:
         return None
     above, rows, columns, *inner = (run for _, run in runs)
     remaining_channels = [factor for run in (*inner, leading) for factor in run]
-    if not remaining_channels:  # each channel is a separate image, so that a window would span all channels
+    if not remaining_channels:  # all input channels would become rows of a kernel with a single channel
         return None
     image = _image_shape(conv, pixels, above, columns)
     indices = [tuple(channels.index(factor) for factor in run) for run in (rows, remaining_channels)]

@@ -25,9 +25,9 @@ TransposePath = tuple[tuple[Layout, Layout], ...]
 
 
 def drop_unit_dimensions(graph: Graph, target: Target) -> None:
-    """Drop dimensions of size 1 from TRANSPOSEs above rank 4.
+    """Drop dimensions of size 1 from TRANSPOSEs above rank 4 (U85 only).
 
-    This is never more expensive, and other alternatives then match the TRANSPOSE.
+    The result is never more expensive, and other alternatives match it.
     """
     if target.hardware.transposes_any_rank and apply_once(graph, target, {"TRANSPOSE": [_drop_unit_dimensions_of]}):
         merge_reshapes(graph, target)

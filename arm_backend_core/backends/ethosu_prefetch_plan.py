@@ -165,7 +165,10 @@ class PrefetchPlanner:
         return self.slots[index].costs.total - self.costs_with_copy(index).total
 
     def _idle_cycles(self) -> np.ndarray:
-        """Idle cycles of flash during each slot, [slots, 2]: if the slot reads its weights from flash; from a copy."""
+        """Idle cycles of flash during each slot, [slots, 2].
+
+        The first column holds if the slot reads its weights from flash, the second if it reads a copy in SRAM.
+        """
         import numpy as np
 
         costs = [[slot.costs, self.costs_with_copy(index)] for index, slot in enumerate(self.slots)]

@@ -151,7 +151,7 @@ class EthosUCompileSpec(ArmCompileSpec):
         system_config: system configuration in the ``.ini``; by default that of Arm's tooling for the family.
         memory_mode: memory mode in the ``.ini``; by default that of Arm's tooling for the family.
         extra_flags: flags of Vela's command line, for example ``["--optimise=Size"]``.
-        config_ini: a file that Vela ships (``Arm/vela.ini``, the default) or the path of one.
+        config_ini: name of a file that Vela or this package ships (``Arm/vela.ini``, the default), or the path of one.
         search_alternatives: choose among equivalent alternatives of operators by Vela's estimates; if False, use the
             default alternatives.
         optimise: Vela's goal, "performance" or "size"; "auto" chooses the better result of both, and "ram" the

@@ -48,7 +48,7 @@ FindAxes = Callable[[Operation], Sequence[int]]
 
 
 def _padding_and_stride(op: Operation, kernel: Sequence[int]) -> tuple[bool, int]:
-    """Whether the window reads padding, and its largest stride along an axis on which it moves."""
+    """Whether there is padding, and the largest stride along the axes on which the window moves (1 if on none)."""
     pad, stride = op.attrs["pad"], op.attrs["stride"]
     dilation = op.attrs.get("dilation", (1,) * len(kernel))
     moves = [
