@@ -20,7 +20,10 @@ ACTIVATIONS = ("CLAMP", "TABLE")
 
 
 def match_epilogue(op: Op, rewriter: Rewriter) -> list[Op]:
-    """Match a convolution, its RESCALE and a CLAMP or TABLE. The chain ends at a result with several readers."""
+    """Match a convolution, its RESCALE, and a CLAMP or TABLE after the RESCALE.
+
+    The chain is shorter if another operator follows, or if a result has several readers or is an output of the graph.
+    """
     chain = [op]
     for kinds in (("RESCALE",), ACTIVATIONS):
         readers = rewriter.users(chain[-1].output) or []

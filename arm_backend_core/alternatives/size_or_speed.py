@@ -1,8 +1,8 @@
 """Optimization goal of Vela (``--optimise``): ``"auto"`` compiles for performance and for size, and keeps the better.
 
-If the performance program exceeds the SRAM, or the size program is small but slow, ``"auto"`` also compiles
-with arena limits. ``"ram"`` searches for the program with the least RAM. Both searches are in
-``memory_reduction.vela_configuration_search``.
+Large flatbuffers are compiled for size only if the performance program exceeds the SRAM. If it does, or if the size
+program is small but slow, ``"auto"`` also compiles with arena limits. ``"ram"`` searches for the program with the least
+RAM. Both searches are in ``memory_reduction.vela_configuration_search``.
 
 For size, Vela computes layers in stripes of rows. SRAM then holds only a part of each intermediate tensor. Weights
 outside of SRAM are read again for each stripe. On U85, Vela for size also encodes weights in fewer bytes.

@@ -38,7 +38,8 @@ def transpose_slices(op: Op, rewriter: Rewriter) -> Value | None:
 def emit_lowered_transpose(x: Value, perms: Layout, rewriter: Rewriter) -> Value:
     """Emit a TRANSPOSE in the form that is fastest on the target.
 
-    On U85, it is a convolution, or a sequence of TRANSPOSEs if no convolution fits.
+    On U55 and U65, this is a sequence of swaps (``transpose_swaps``). On U85, it is a convolution or, if no convolution
+    fits, a sequence of TRANSPOSEs.
     """
     b = rewriter.builder
     result = b.transpose(x, perms)

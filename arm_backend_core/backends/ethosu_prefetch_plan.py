@@ -1,8 +1,9 @@
 """Plan of the weight prefetch (``ethosu_prefetch``): which weights to copy, where to, and beside which earlier kernels.
 
-Copies that save many cycles per byte are placed before the others; several limits between these two classes are tried.
-In each class, copies are placed by earliest deadline first: in the order of their readers, each copy as late as
-possible. A copy is omitted if the scratch has no free bytes for it, or if it saves fewer than ``MIN_SAVED_CYCLES``.
+Copies are divided into two classes by the cycles that they save per byte. The class that saves more is placed first.
+Several limits between the classes are tried, and the best placement is kept. In each class, copies are placed by
+earliest deadline first: in the order of their readers, each copy as late as possible. A copy is omitted if the scratch
+has no free bytes for it, or if it saves fewer than ``MIN_SAVED_CYCLES``.
 """
 
 from __future__ import annotations
