@@ -143,10 +143,10 @@ def select_operators(program: ExportedProgram, target: Target, keep_on_cpu: Sequ
 
 
 def _check_loops(operators: Sequence[Node], refusals: dict[Node, Unsupported], target: Target) -> None:
-    """Check that every loop lies entirely in one delegate, because ExecuTorch has no loop operator.
+    """Check that every ``while_loop`` lies entirely in one delegate, because ExecuTorch cannot emit it for the CPU.
 
     Raises:
-        ModelError: a loop does not lie in one delegate.
+        ModelError: a ``while_loop`` does not lie in one delegate.
     """
     partition_ids = assign_partition_ids(operators, set(operators) - refusals.keys())
     for last, loop_out in enumerate(operators):
@@ -156,7 +156,7 @@ def _check_loops(operators: Sequence[Node], refusals: dict[Node, Unsupported], t
         if reasons or len({partition_ids[node] for node in (*starts, *loop_nodes[-1:])}) > 1:
             cause = reasons[0] if reasons else "the CPU computes some of its operands"
             advice = 'a constant trip count, export the body as a separate method, or set extensions=["cf"] for TOSA'
-            problem = f"a while_loop cannot be exported for {target.name}, and the CPU has no loop operator"
+            problem = f"a while_loop cannot be exported for {target.name}, and ExecuTorch has none for the CPU"
             raise ModelError(f"{problem}. {cause.rstrip('.')}. Use {advice}")
 
 

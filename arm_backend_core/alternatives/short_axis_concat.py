@@ -10,7 +10,7 @@ from arm_backend_core.alternatives.strided_slices import emit_lowered_transpose
 from arm_backend_core.tosa.graph import Op, Value, prod
 from arm_backend_core.tosa.passes.rewrite import Rewriter
 
-#: Maximum length of the last dimension. With a longer one, the memory accesses of CONCAT are fast.
+#: Maximum length of the result's last dimension. With a longer one, the memory accesses of CONCAT are fast.
 _MAX_LENGTH = 16
 #: Minimum number of elements. A smaller CONCAT is cheap.
 _MIN_ELEMENTS = 512

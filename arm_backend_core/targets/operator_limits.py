@@ -140,8 +140,8 @@ def _avg_pool_u85_violation(op: Operation) -> str | None:
 def _batched_stride_violation(op: Operation) -> str | None:
     """Refuse strides above 3 for padded pools and 1x1 convolutions of several images.
 
-    Vela splits these operators by image and once more, and does not compute later images (bugs ``averaged_images`` and
-    ``strided_images``).
+    Vela splits these operators by image and once more, and does not compute later images (bugs ``averaged_images`` for
+    pools and, in Vela 5.1, ``strided_images`` for convolutions).
     """
     kernel = op.attrs["kernel"] if "kernel" in op.attrs else op.inputs[1].shape[1:3]
     is_padded, stride = _padding_and_stride(op, kernel)

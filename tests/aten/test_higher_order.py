@@ -220,7 +220,7 @@ def test_nested_loops_and_branches(target: str) -> None:
 def test_a_loop_raises_on_a_target_without_control_flow(target: str, reason: str) -> None:
     model, sample = _DynamicLoop().eval(), (torch.ones(2, 4), torch.ones(2, 4))
     program = runner.export(model, sample) if target == "fp" else _quantized(model, [sample])
-    expected = f"a while_loop cannot be exported for .*, and the CPU has no loop operator.*{reason}.*extensions="
+    expected = f"a while_loop cannot be exported for .*, and ExecuTorch has none for the CPU.*{reason}.*extensions="
     with pytest.raises(ModelError, match=expected):
         runner.lower(program, target)
 
