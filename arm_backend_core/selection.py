@@ -203,8 +203,8 @@ def assign_partition_ids(operators: Iterable[Node], chosen: set[Node]) -> dict[N
 
     A node's level on a path from the program's inputs is 0 before and inside the first delegate of the path, 1 on the
     CPU behind this delegate, 2 inside the next delegate, and so on. Its level is the maximum over all paths to it. A
-    path that leaves the delegate of a level enters the CPU, and the next delegate on it has a higher level. So the
-    chosen nodes of a level form a convex partition.
+    path that leaves the delegate of a level enters the CPU, and the next delegate on this path has a higher level. So
+    the chosen nodes of a level form a convex partition.
 
     Returns:
         The level of each chosen node, which is its partition id.

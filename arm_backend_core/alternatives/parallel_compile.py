@@ -11,7 +11,7 @@ from typing import Any
 from arm_backend_core.workers.request_loop import receive, send
 from arm_backend_core.workers.vela_process import compile_tosa
 
-#: Seconds after which the child ends by itself, because its parent may have died.
+#: Seconds after which the child ends by itself, in case its parent has died.
 _TIMEOUT_SECONDS = 1800
 
 
