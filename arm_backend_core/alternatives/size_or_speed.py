@@ -228,7 +228,7 @@ def _cost_metrics(payload: Payload) -> tuple[int, int, int]:
 
 
 def _describe_saving(fast: Payload, chosen: Payload) -> str:
-    """Describe the sizes that differ by more than 1%, and the cycles; empty if no size nor the cycles differ so much."""
+    """Describe the sizes that differ by more than 1%, and the cycles; empty if neither sizes nor cycles differ so."""
     (fast_cycles, *fast_bytes), (cycles, *chosen_bytes) = _cost_metrics(fast), _cost_metrics(chosen)
     changed = [
         f"{name} {now:,} instead of {before:,} bytes, "

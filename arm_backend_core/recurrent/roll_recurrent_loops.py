@@ -150,7 +150,7 @@ class _ChunkCompiler:
         return f"arm_loop{self.loops}"
 
     def compile_chunk(self, chunk: ExportedProgram, calls: int) -> GraphModule | None:
-        """Compile a chunk and return the module that calls its delegate. None unless one delegate computes all of it."""
+        """Compile a chunk; return the module that calls its delegate. None unless one delegate computes all of it."""
         log = compilation_log.current_log()
         with compilation_log.open_log() as attempt:
             body = delegate(chunk, self._spec, keep_on_cpu=self._keep_on_cpu, name=self.next_name()).graph_module
