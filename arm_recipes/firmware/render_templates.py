@@ -204,7 +204,7 @@ def _memory_placeholders(pools: ProgramPools) -> dict[str, str]:
         "SHARED": ", ".join(map(str, pools.shared)) or "0",
         "METHOD_COUNT": str(len(pools.methods)),
         "POOL_BYTES": str(
-            pools.temp + sum(pools.shared) + sum(method.method_allocator + method.planned for method in pools.methods)
+            pools.temp + pools.outputs + sum((*pools.shared, *(x.method_allocator + x.planned for x in pools.methods)))
         ),
         "METHOD_POOLS": "\n".join(_pool_macros(pools)),
         "METHOD_POOL_LIST": ", ".join(f"{name}_POOL_SIZE" for name in names),
