@@ -103,7 +103,7 @@ class BankedMemoryPlanner:
 
 
 def forget_earlier_plan(specs: Sequence[TensorSpec]) -> None:
-    """Remove the memories that an earlier plan chose; a memory without an address is a pass's choice and stays.
+    """Remove the memory numbers that an earlier plan assigned. A number without an offset is a pass's choice and stays.
 
     A second ``to_executorch`` of one manager creates new specs, except for the outputs of delegates. ExecuTorch's
     algorithms would keep them in the memories of the first plan.

@@ -49,7 +49,7 @@ class CacheEntry:
 
 
 class CorruptEntry(Exception):
-    """A cache file is unreadable or was modified; the message says what is wrong."""
+    """A cache file cannot be read, has another format or was modified; the message says what is wrong."""
 
 
 class Store:
@@ -70,7 +70,7 @@ class Store:
         """Read the entry of a key; None if there is none.
 
         Raises:
-            CorruptEntry: the file is unreadable, or its content does not match its digest.
+            CorruptEntry: the file cannot be read, is not a file of this cache, or does not match its digest.
         """
         try:
             data = self.file(key).read_bytes()
