@@ -113,5 +113,5 @@ class MethodResults:
         if not ASSUMED_INTERVAL[0] <= largest <= ASSUMED_INTERVAL[1]:
             yield (
                 f"input {index} ('{tensor}') of '{method}' has the value {largest} in the samples, but the program is "
-                "exact only for magnitudes below 2**30: scale or split the values, or pass them as floating-point numbers"
+                "exact only for magnitudes below 2**30: scale or split the values, or pass them in floating point"
             )

@@ -141,7 +141,7 @@ class Pipeline:
         """Run all stages, or those from lowering on if the pipeline resumes. ``notes`` are about the arguments.
 
         Raises:
-            ValueError: ``pipeline_stages`` do not end in TO_EXECUTORCH, or layers of a captured model would be replaced.
+            ValueError: ``pipeline_stages`` do not end in TO_EXECUTORCH, or would replace layers of a captured model.
             ExportError, ArmBackendError: a stage failed.
         """
         stages = list(self._recipe.pipeline_stages or self._default_stages())
@@ -331,7 +331,7 @@ class Pipeline:
     def _copy_unlowered_programs(self) -> None:
         """Copy the programs for lowering, which edits them in place: a program may be the user's.
 
-        Copies have debug handles, no constant inputs, one name for a shared buffer, and maybe tiled linear layers.
+        Copies have debug handles and no constant inputs. Shared buffers get one name; linear layers may be tiled.
         """
         from arm_backend_core.nodes import assign_debug_handles
         from arm_backend_core.program import copy_program

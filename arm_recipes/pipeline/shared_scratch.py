@@ -131,8 +131,8 @@ def plan_shared_scratch(
 
     The parameters are those of ExecuTorch's memory planning algorithms. The plan is ExecuTorch's own if no scratch may
     be shared, if sharing does not save memory, or if calls of one delegate would locate its scratch by different
-    arguments. In both cases, the compile specs that an earlier plan recorded in the delegates are removed. A later plan
-    by ExecuTorch's algorithm alone does not find these specs, because tracing has removed them (``insert_delegates``).
+    arguments. Whichever plan results, compile specs that an earlier plan recorded in the delegates are removed. A later
+    plan by ExecuTorch's algorithm alone finds no such specs, because tracing removes them too (``insert_delegates``).
     """
     from executorch.exir.memory_planning import MemoryAlgoResult, SpecAllocResult, greedy
 
