@@ -139,8 +139,8 @@ class Program:
 
         Raises:
             ValueError: there is no such method, a tensor has the wrong shape or dtype, or no exported size fits and
-                ``pad`` does not help. In a method with delegates of an Arm backend, also: int32 cannot hold a value of
-                an int64 tensor.
+                ``pad`` does not help, or ``backend`` is unknown. In a method with delegates of an Arm backend, also:
+                int32 cannot hold a value of an int64 tensor.
             RunError: the run failed, this machine lacks a dependency, which the message names, or ``backend="tosa"``
                 needs a reference program and none is loaded.
         """

@@ -305,8 +305,8 @@ class TrainingQuantizeStage(FastQuantizeStage):
         """Train, then quantize.
 
         Raises:
-            ValueError: the model cannot be trained, or ``train_fn`` is missing.
-            Others as in ``FastQuantizeStage.run``.
+            ValueError: the model cannot be trained, ``train_fn`` is missing, or as ``FastQuantizeStage.run``.
+            AccuracyError, ExportError: as ``FastQuantizeStage.run``.
         """
         if self._quantization_recipe.is_qat and self.has_single_arm_quantizer:
             trained = self._train_copy(artifact.data, artifact.get_context("example_inputs"))
