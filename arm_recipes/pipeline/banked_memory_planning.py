@@ -1,7 +1,7 @@
 """Banked memory planning: place the tensors outside delegates in several memories, which may have budgets.
 
 ExecuTorch's memory planning numbers the memories from 1. The application gives the runtime one buffer for each memory.
-ExecuTorch's algorithm ``BankedGreedy`` fills the first memory, and places the other tensors in the next one.
+ExecuTorch's algorithm ``BankedGreedy`` places large tensors first, each in the first memory that has room for it.
 """
 
 from __future__ import annotations

@@ -128,6 +128,7 @@ class Program:
         Args:
             tensors: the inputs by position, in the shapes and dtypes of ``inputs``.
             named: the remaining inputs, by their names in ``inputs``.
+            method: the method to execute.
             backend: "tosa" executes the TOSA graphs that the delegates were compiled from, instead of the delegates.
             pad: padding value if no exported size fits exactly: one number, or a dict of input name to number.
                 Tensors are padded at the end of each axis, and the outputs are cropped accordingly.
@@ -223,6 +224,7 @@ class Program:
 
         Args:
             samples: tuples of tensors, dicts of them by name, or tensors for a method with one input.
+            method, backend: as for ``run``.
 
         Raises:
             ValueError, RunError: as for ``run``. The message begins with the index of the sample.
