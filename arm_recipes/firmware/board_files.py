@@ -50,7 +50,7 @@ class FirmwareBoard:
 
     Attributes:
         name: value of the recipe option ``board``.
-        title: product, and the core to which the NPU belongs.
+        title: ``Board.title``: product, and its NPU or the core of the NPU.
         family: NPU family.
         placement: kinds of memory of the program's sections.
         support: published facts about the board.

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from arm_backend_core.compilation_log import DelegateRecord
     from arm_recipes.runtime.trace import TracedOperation
 
-#: This package's backends whose payload is compiled from a TOSA graph. ``ethos-u`` is the operator of TFLite models
-#: that Vela compiled.
+#: Backends that this package executes and whose payload is not a TOSA graph. ``ethos-u`` is the operator of TFLite
+#: models that Vela compiled.
 _NON_TOSA_BACKENDS = frozenset({"EthosUBackend", "VgfBackend", "ethos-u"})
 
 
