@@ -91,7 +91,11 @@ class Store:
         return CacheEntry(report, program, warnings, data_file)
 
     def write(self, key: str, entry: CacheEntry) -> None:
-        """Store an export. Replaces an existing file."""
+        """Store an export. Replaces an existing file.
+
+        Raises:
+            OSError: the file cannot be written, for example because the disk is full.
+        """
         content = pickle.dumps((entry.report, entry.program, entry.warnings, entry.data_file), protocol=5)
         write_file_atomically(self.file(key), _MAGIC, _entry_digest(key, content), content)
 
