@@ -74,8 +74,8 @@ class ExportResult(Artifact):
 
         Raises:
             ValueError: ``path`` is not writable, ``bundled_samples`` do not match the model's inputs, or a bundled
-                program cannot hold the inputs or outputs. For ``reference`` or ``etrecord`` of a result from the cache, also:
-                the model has changed since the export.
+                program cannot hold the inputs or outputs. For ``reference`` or ``etrecord`` of a result from the cache,
+                also: the model has changed since the export.
             RunError: ``bundled_samples`` are given, and the program cannot run on this machine.
         """
         target = check_writable(path)
