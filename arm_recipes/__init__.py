@@ -1,7 +1,8 @@
 """Export recipes: compile PyTorch models for Arm targets (Ethos-U, Cortex-M, TOSA, VGF) with ExecuTorch.
 
 Public names are imported lazily, on first access. The first access to a name in ``_LAZY_IMPORTS_WITH_EXECUTORCH``
-registers the recipes with ExecuTorch. During the import of these names, the output of other packages is suppressed.
+registers the recipes with ExecuTorch. During the import of such a name, warnings and logs of other packages are
+suppressed.
 """
 
 from __future__ import annotations

@@ -93,9 +93,10 @@ class ConvertInt64OutputOpsToInt32Pass(_GraphModulePass):
     """Convert casts to int64, and the indices of ``argmax`` and ``argmin``, to int32.
 
     Removes casts from int32 to int64. Other casts to int64 become casts to int32, also for outputs of the program;
-    their values are not checked. Indices that are known to fit are cast to int32 for some consumers: casts, ``index``,
-    arithmetic with floating-point results, and views, sums, differences and products of such indices and of scalar
-    constants if the range of the result fits. Other consumers read int64 values.
+    their values are not checked. Indices that are known to fit are cast to int32 for these consumers: casts, ``index``,
+    and sums, differences and products in floating point. Views of the indices, and their sums, differences and products
+    with each other or with scalar constants, are also computed in int32 if the result is known to fit. Other consumers
+    read int64 values.
 
     Args:
         on_overflow: what to do if an index may not fit, because the dimension has more than 2**31 - 1 elements:
@@ -201,7 +202,10 @@ def _find_int32_candidates(
 
 
 def _scalar_constants(module: GraphModule) -> dict[Node, Tensor]:
-    """Constants with one integer element. In edge programs, constants are inputs whose fake tensors hold the value."""
+    """Constants with one integer or boolean element.
+
+    In edge programs, constants are inputs whose fake tensors hold the value.
+    """
     numbers = {}
     for node in module.graph.nodes:
         if node.op == "get_attr":

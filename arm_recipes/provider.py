@@ -152,7 +152,7 @@ def _planning_options(target: str, values: Options, memory_planner: BankedMemory
 
 
 def _shares_scratch(target: str, values: Options) -> bool:
-    """Whether the memory plan may place the NPU's scratch: in Ethos-U firmware, without option ``memory``."""
+    """Whether the memory plan may place the NPU's scratch: in firmware, with ``shared_scratch``, without ``memory``."""
     return target == "ETHOSU" and not values.get("direct_drive") and values["shared_scratch"] and not values["memory"]
 
 
@@ -207,7 +207,7 @@ def _build_quantization(quantizer: Any, name: str, values: Mapping[str, Any]) ->
     default = precisions.default_precision(name, per_channel=values["per_channel"])
     precisions.configure_quantizer(quantizer, default, values["precisions"] or {}, OBSERVERS[values["observer"]])
     algorithms = options.resolve_algorithms(values["algorithms"], name)
-    if values["quantized_io"]:  # outputs stay int8, like the inputs
+    if values["quantized_io"]:  # quantized outputs have the same dtype as quantized inputs
         algorithms = tuple(algorithm for algorithm in algorithms if algorithm != "int16_outputs")
     return make_quantization_recipe(
         quantizer, values["calibration_samples"], algorithms, values["qat"], values["min_sqnr"]

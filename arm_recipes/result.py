@@ -59,6 +59,7 @@ class ExportResult(Artifact):
         """Write the ``.pte`` file, and its ``.ptd`` if the recipe has the option ``external``.
 
         Existing files are replaced atomically. The ``.ptd`` has the name of the ``.pte``, by which ``load`` finds it.
+        With a combined recipe, the data files of other backends are written to the same folder under their own names.
 
         Args:
             path: path of the ``.pte`` file.
@@ -72,7 +73,9 @@ class ExportResult(Artifact):
                 samples in order on this machine. With ``etrecord``, the ETRecord also holds samples and outputs.
 
         Raises:
-            ValueError: ``path`` is not writable, or ``bundled_samples`` do not match the model's inputs.
+            ValueError: ``path`` is not writable, ``bundled_samples`` do not match the model's inputs, or a bundled
+                program cannot hold the inputs or outputs. For ``reference`` or ``etrecord`` of a result from the cache,
+                also: the model has changed since the export.
             RunError: ``bundled_samples`` are given, and the program cannot run on this machine.
         """
         target = check_writable(path)
@@ -118,8 +121,9 @@ class ExportResult(Artifact):
                 ``system_config``, ``memory_mode``, ``config_ini`` and ``board``.
 
         Raises:
-            ValueError: the quantized model depends on a changed option, an option is invalid, or the model has changed
-                since the export.
+            ValueError: the quantized model depends on a changed option, an option is invalid, the model has changed
+                since the export, the recipe of this result is not of this package, or its stages do not capture the
+                model.
             ExportError, ArmBackendError, RunError: as ``export``.
 
         Example::
@@ -249,8 +253,9 @@ class ExportResult(Artifact):
         """Suggest changes that reduce cycles or SRAM of an Ethos-U program. Vela compiles each suggestion.
 
         These changes are tried: the other memory modes, ``optimise="size"``, per-tensor weight scales, 2:4 sparse
-        weights, and fewer channels. Fewer channels are tried for the six largest layers whose number of channels is at
-        most four above a multiple of 16: the channels above it are removed. The search takes some seconds.
+        weights (if the program has one method), and fewer channels. Fewer channels are tried for the six largest layers
+        whose number of channels is one to four above a multiple of 16: the channels above it are removed. The search
+        takes some seconds.
 
         Raises:
             ValueError: the recipe is not for an Ethos-U, or no part of the program runs on the NPU.

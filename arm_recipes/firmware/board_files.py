@@ -50,7 +50,7 @@ class FirmwareBoard:
 
     Attributes:
         name: value of the recipe option ``board``.
-        title: product, and the core to which the NPU belongs.
+        title: ``Board.title``: product, and its NPU or the core of the NPU.
         family: NPU family.
         placement: kinds of memory of the program's sections.
         support: published facts about the board.
@@ -100,7 +100,7 @@ def find_firmware_board(recipe: object) -> FirmwareBoard | None:
 
 
 def linker_placeholders(board: FirmwareBoard | None) -> dict[str, str]:
-    """Placeholders of ``linker/arm_model.ld`` and of ``zephyr/CMakeLists.txt``."""
+    """Placeholder -> text, for the templates ``linker/arm_model.ld`` and ``zephyr/CMakeLists.txt``."""
     if board is None:
         program, scratch, sram = _UNKNOWN_NAMES["flash"], _UNKNOWN_NAMES["sram"], _UNKNOWN_NAMES["sram"]
         replaced = "replace the names of the memories"
@@ -123,7 +123,7 @@ def linker_placeholders(board: FirmwareBoard | None) -> dict[str, str]:
 
 
 def render_board_files(board: FirmwareBoard | None, kernels: Kernels, *, has_npu: bool) -> dict[str, bytes]:
-    """Files by path in the folder.
+    """Render the files for a board, and return them by path in the folder.
 
     Args:
         board: the board; None for only the CMake preset of this machine.
@@ -152,7 +152,10 @@ def render_readme_section(board: FirmwareBoard | None) -> str:
 
 
 def _npu_reach_assertion(board: FirmwareBoard | None) -> Iterator[str]:
-    """Linker assertion that the NPU reaches its scratch. Empty if the NPU reaches the whole memory of the scratch."""
+    """Yield a linker assertion that the NPU reaches its scratch.
+
+    Yields nothing if the NPU reaches the whole memory of the scratch, or if no board or document describes this memory.
+    """
     memory = None if board is None else board.memory(board.placement.scratch)
     if memory is not None and memory.npu_bytes is not None:
         end = memory.origin + memory.npu_bytes

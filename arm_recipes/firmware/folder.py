@@ -15,7 +15,7 @@ from arm_recipes._internal.files import check_writable, write_file_atomically
 
 #: Manifest file: a summary, and names and SHA-256 of the files that ``save_firmware`` wrote to the folder.
 MANIFEST = "firmware.json"
-#: Key of the manifest during a write: further SHA-256 of files that the write replaces or removes, by name.
+#: Key of the manifest during a write: the SHA-256 of the files of the earlier call, by name.
 _PREVIOUS = "previous_sha256"
 
 

@@ -45,7 +45,8 @@ class ProgramPools:
             memory, memory of the kernel look-up, and temporary memory of a kernel.
         temp_64: temp allocator on this machine.
         fast_scratch: fast scratch of the NPU, in separate SRAM, for the memory mode ``Dedicated_Sram``.
-        outputs: memory of the application for the outputs of a method, if the memory plan does not place them.
+        outputs: memory of the application for the outputs that the memory plan does not place, of the method that
+            needs most.
         shares_scratch: whether the NPU's scratch is in the first planned memory.
         exact: whether all sizes for Cortex-M could be computed. Otherwise, some are upper bounds: they are measured on
             this machine, which has 64-bit pointers.
@@ -80,7 +81,7 @@ def measure_pools(
         data_file: bytes of the ``.ptd``; None without one.
 
     Raises:
-        RunError: the program does not run.
+        RunError: the program does not run, or this machine has no compiler to build the test run.
     """
     from executorch.exir._serialize._program import deserialize_pte_binary
 

@@ -191,8 +191,8 @@ def _layout_asserts(*, has_npu: bool) -> Iterator[str]:
 
 def _memory_placeholders(pools: ProgramPools) -> dict[str, str]:
     names = [f"ARM_MODEL_{to_c_identifier(method.name).upper()}" for method in pools.methods]
-    exact = "The sizes for Cortex-M are computed from the program and the runtime's types."
-    bound = "Not all sizes for Cortex-M could be computed: the others are upper bounds, measured with 64-bit pointers."
+    exact = "The sizes for Cortex-M are minimal: they are computed from the program and the runtime's types."
+    bound = "Not all sizes for Cortex-M could be computed: some are upper bounds, measured with 64-bit pointers."
     return {
         "EXACT": exact if pools.exact else bound,
         "ALIGNMENT": str(CACHE_LINE),
@@ -204,7 +204,7 @@ def _memory_placeholders(pools: ProgramPools) -> dict[str, str]:
         "SHARED": ", ".join(map(str, pools.shared)) or "0",
         "METHOD_COUNT": str(len(pools.methods)),
         "POOL_BYTES": str(
-            pools.temp + sum(pools.shared) + sum(method.method_allocator + method.planned for method in pools.methods)
+            pools.temp + pools.outputs + sum((*pools.shared, *(x.method_allocator + x.planned for x in pools.methods)))
         ),
         "METHOD_POOLS": "\n".join(_pool_macros(pools)),
         "METHOD_POOL_LIST": ", ".join(f"{name}_POOL_SIZE" for name in names),
@@ -313,9 +313,9 @@ def _golden_cases(data: FirmwareData) -> Iterator[str]:
 
 def _build_placeholders(data: FirmwareData) -> dict[str, str]:
     kernels, pools, has_npu = data.kernels, data.pools, data.versions.has_npu
-    why = "all implementations of the program's kernels compute the same bits."
+    why = "All implementations of the program's kernels compute the same bits."
     if not kernels.is_exact:
-        why = "the kernels of the exporting machine may differ from those of the firmware."
+        why = "The kernels of the exporting machine may differ from those of the firmware."
     if kernels.portable:
         text = "Kernels of ExecuTorch's selective build"
         selected = f'set(EXECUTORCH_SELECT_OPS_LIST "{",".join(kernels.portable)}" CACHE STRING "{text}" FORCE)'

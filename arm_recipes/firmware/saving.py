@@ -61,7 +61,7 @@ class Firmware(Renderable):
     Attributes:
         folder: path of the folder.
         files: paths of the files, relative to the folder.
-        versions: tools and target that the program was compiled with.
+        versions: versions of the tools, and the target.
         pools: sizes of the memory pools that the program needs.
         kernels: CPU kernels that the program needs.
         cases: number of test cases in the self-test.
@@ -183,7 +183,7 @@ def collect_firmware_data(source: Artifact | Program | str | Path | bytes, sampl
 
 @dataclass(frozen=True)
 class ExportEnvironment:
-    """Tools, processor and board of an export, which a program does not contain; see ``Versions``."""
+    """Versions of tools, processor and board, which a program does not contain; see ``Versions``."""
 
     vela: str
     executorch: str

@@ -1,4 +1,4 @@
-"""Versions of the tools that compiled a program, and the program's target."""
+"""Versions of the tools of a program, and the program's target."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Versions:
-    """Versions of the tools, and the target, of a compiled program.
+    """Versions of the tools of a compiled program, and its target.
 
     Attributes:
-        executorch: version of ExecuTorch.
+        executorch: version of the installed ExecuTorch. A program without an export result may have been compiled with
+            another version.
         vela: version of Vela; "unknown" for a program without an export result, "none" for one without delegates.
         npu: the NPU, for example ``Ethos-U55-128``; "no NPU" for a program without delegates.
         stream: format of the command streams, for example ``COP1``; "none" for a program without delegates.
-        architecture: NPU architecture release in the streams, which the driver checks; "none" like ``stream``.
+        architecture: NPU architecture release in the streams, which the driver checks; "none" for a program without
+            delegates.
         cpu: processor for which a Cortex-M recipe chose the int8 kernels, for example ``cortex-m55``; empty for another
             recipe, or if it is unknown.
         isa: instruction set of the processor: ``scalar``, ``dsp`` or ``mve``; empty like ``cpu``.
@@ -35,7 +37,7 @@ class Versions:
 
     @property
     def target(self) -> str:
-        """What executes the program: the NPU, or the processor with its instruction set."""
+        """What executes the program: the NPU, or the processor, with its instruction set if known."""
         if self.has_npu:
             return self.npu
         cpu = self.cpu.replace("cortex-m", "Cortex-M").replace("plus", "+") or "Cortex-M"

@@ -1,7 +1,7 @@
 """Banked memory planning: place the tensors outside delegates in several memories, which may have budgets.
 
 ExecuTorch's memory planning numbers the memories from 1. The application gives the runtime one buffer for each memory.
-ExecuTorch's algorithm ``BankedGreedy`` fills the first memory, and places the other tensors in the next one.
+ExecuTorch's algorithm ``BankedGreedy`` places large tensors first, each in the first memory that has room for it.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class BankedMemoryPlanner:
 
 
 def forget_earlier_plan(specs: Sequence[TensorSpec]) -> None:
-    """Remove the memories that an earlier plan chose; a memory without an address is a pass's choice and stays.
+    """Remove the memory numbers that an earlier plan assigned. A number without an offset is a pass's choice and stays.
 
     A second ``to_executorch`` of one manager creates new specs, except for the outputs of delegates. ExecuTorch's
     algorithms would keep them in the memories of the first plan.

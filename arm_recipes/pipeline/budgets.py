@@ -42,7 +42,7 @@ _CPU_REMEDIES = ("smaller inputs, or fewer channels in the layers with the large
 class CheckBudgets:
     """Edge manager pass: check the SRAM of each delegate and the flash of all delegates.
 
-    ``check`` checks the emitted program: the rest of its memory is known only then.
+    ``check`` checks the emitted program. Its RAM outside the delegates is known only after emission.
 
     Args:
         sram: SRAM budget in bytes, for everything that the board must place in SRAM; None for no limit.

@@ -98,7 +98,7 @@ class MethodResults:
                 yield (
                     f"{side} {index} ('{tensor}') of '{name}' is {str(value.dtype).removeprefix('torch.')}, which TOSA "
                     f"does not support: a CPU operator converts it; use {_SUPPORTED_DTYPES[value.dtype]} to avoid the "
-                    "conversion" + ("; values are assumed to be below 2**30" if is_int64_input else "")
+                    "conversion" + ("; values are assumed to be below 2**30 in magnitude" if is_int64_input else "")
                 )
                 if is_int64_input:
                     yield from self._describe_large_values(name, index, tensor, examples)
@@ -113,5 +113,5 @@ class MethodResults:
         if not ASSUMED_INTERVAL[0] <= largest <= ASSUMED_INTERVAL[1]:
             yield (
                 f"input {index} ('{tensor}') of '{method}' has the value {largest} in the samples, but the program is "
-                "exact only for values below 2**30: scale or split the values, or pass them as floating-point numbers"
+                "exact only for magnitudes below 2**30: scale or split the values, or pass them in floating point"
             )

@@ -141,7 +141,8 @@ class Pipeline:
         """Run all stages, or those from lowering on if the pipeline resumes. ``notes`` are about the arguments.
 
         Raises:
-            ValueError: the recipe's ``pipeline_stages`` do not end in TO_EXECUTORCH.
+            ValueError: ``pipeline_stages`` do not end in TO_EXECUTORCH, or would replace layers of a captured model.
+            ExportError, ArmBackendError: a stage failed.
         """
         stages = list(self._recipe.pipeline_stages or self._default_stages())
         if stages[-1] is not StageType.TO_EXECUTORCH:
@@ -330,7 +331,7 @@ class Pipeline:
     def _copy_unlowered_programs(self) -> None:
         """Copy the programs for lowering, which edits them in place: a program may be the user's.
 
-        In the copies, constant inputs are removed, nodes have debug handles, and shared buffers have equal names.
+        Copies have debug handles and no constant inputs. Shared buffers get one name; linear layers may be tiled.
         """
         from arm_backend_core.nodes import assign_debug_handles
         from arm_backend_core.program import copy_program

@@ -51,7 +51,7 @@ def export_for_target(
     Raises:
         ValueError: the quantized graph depends on a changed option, the model has changed since the export, the recipe
             of the export is not of this package, or its stages do not capture the model.
-        Others as in ``export``.
+        ExportError, ArmBackendError, RunError: as ``export``.
     """
     current = artifact.requested_recipe or artifact.recipe
     if not isinstance(current, ArmRecipe):

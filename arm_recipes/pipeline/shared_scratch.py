@@ -131,8 +131,8 @@ def plan_shared_scratch(
 
     The parameters are those of ExecuTorch's memory planning algorithms. The plan is ExecuTorch's own if no scratch may
     be shared, if sharing does not save memory, or if calls of one delegate would locate its scratch by different
-    arguments. It replaces the compile specs that an earlier plan recorded in the delegates. A plan of ExecuTorch's own
-    finds none of them: the trace before it removes them (``insert_delegates``).
+    arguments. Whichever plan results, compile specs that an earlier plan recorded in the delegates are removed. A later
+    plan by ExecuTorch's algorithm alone finds no such specs, because tracing removes them too (``insert_delegates``).
     """
     from executorch.exir.memory_planning import MemoryAlgoResult, SpecAllocResult, greedy
 
@@ -286,7 +286,11 @@ class _Plan:
             self._add(blocks, self._first_fit(blocks, self._blocks, self._alignment))
 
     def _place_call(self, call: _Call) -> None:
-        """Place the scratch of a call so that arguments with an address are at Vela's offsets in it, if possible."""
+        """Place the scratch of a call so that an argument with an address is at Vela's offset in it, if possible.
+
+        Otherwise, only arguments without an address are placed in the scratch. If there are none, the scratch is not
+        planned.
+        """
         for spec, offset in call.arguments.values():
             start = self._offsets.get(spec, -1) - offset
             if start < 0 or start % CACHE_LINE:
@@ -330,8 +334,8 @@ class _Plan:
     def _first_fit(blocks: Sequence[_Block], others: Sequence[_Block], alignment: int) -> int:
         """The lowest address of a group of blocks at which none overlaps one of ``others``.
 
-        If a block of the group overlaps another block, the group moves up until the block starts at the end of the
-        other one. No address that this skips is free, so the result is the lowest address.
+        If a block of the group overlaps another block, the group moves up until the block starts at or, for alignment,
+        above the end of the other one. No address that this skips is free, so the result is the lowest address.
         """
         first, last = min(block.first for block in blocks), max(block.last for block in blocks)
         others = [other for other in others if other.first <= last and first <= other.last]

@@ -43,6 +43,8 @@ def run_stage(
 
     Raises:
         ExportError: the stage failed. The message names the stage, and the module or operator.
+        ArmBackendError: the compiler failed.
+        ValueError, TypeError: this package has found a wrong argument.
     """
     from arm_backend_core.errors import ArmBackendError
 

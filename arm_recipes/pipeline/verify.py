@@ -42,7 +42,7 @@ def verify_delegates(result: Artifact, examples: Mapping[str, Sequence[Inputs]])
 
     Raises:
         VerificationError: an output differs, an operation reads uninitialized memory, or dependent operations are not
-            synchronized. The message names the delegate and its operators.
+            synchronized. The message names the delegate and its operators, or the output of an int8 method.
         RunError: the program cannot run on this machine.
     """
     start = time.perf_counter()

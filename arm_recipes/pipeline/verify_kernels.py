@@ -1,7 +1,7 @@
 """Verification of int8 kernels: compare the program on this machine with the kernels' records in Python.
 
 The runtime executes the C++ kernels in the planned memory. The records of ``arm_backend_core.cortex_m`` execute the
-same calls in NumPy, each result in memory of its own.
+same calls in NumPy, without a memory plan: each result has memory of its own.
 """
 
 from __future__ import annotations

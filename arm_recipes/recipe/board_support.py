@@ -93,7 +93,7 @@ class CmsisDevice:
 
 @dataclass(frozen=True)
 class BoardSupport:
-    """What vendors publish about the firmware of a board; None: no document was found."""
+    """What vendors publish about the firmware of a board. A field is None if no document was found."""
 
     cpu: str
     memories: Memories | None = None

@@ -74,7 +74,7 @@ class Board:
         return {name: figure.source for name, figure in figures.items() if figure is not None}
 
     def clock(self) -> float | None:
-        """The NPU's clock in Hz, from the system configuration; None if the board has none."""
+        """The NPU's clock in Hz, from the system configuration; None if the board has no known configuration."""
         from arm_backend_core.targets.compile_spec import DEFAULT_CONFIG_INI
         from arm_backend_core.targets.vela_config import core_clock
 

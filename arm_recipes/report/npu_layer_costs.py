@@ -72,7 +72,7 @@ class LayerCost:
         bound: "memory" if most of the cycles belong to operations that wait for memory, otherwise "compute". Always
             "compute" on the CPU.
         reason: why the operations exist, for kinds other than "layer"; for an NPU layer without a module, a note that
-            the model's own ``forward`` has it; otherwise empty.
+            its operations are in the model's own ``forward``; otherwise empty.
         tensors: names of the results in the TOSA graph; on the CPU, names of the nodes.
     """
 

@@ -81,7 +81,7 @@ class Ram(Renderable):
 
     @property
     def npu_sram_bytes(self) -> int:
-        """Bytes of SRAM for the NPU."""
+        """Bytes of the parts ``npu`` in SRAM, including planned tensors of the CPU that are in the same part."""
         return sum(part.bytes for part in self.npu if part.memory == "SRAM")
 
     @property

@@ -70,7 +70,7 @@ class MethodReport:
         delegates: delegates of this package, in program order.
         other_delegates: backend id -> number of delegates of another backend (combined recipes).
         boundary: operators outside the delegates that only convert types or memory formats: name -> count.
-        cpu_operators: all other operators outside the delegates.
+        cpu_operators: operators outside the delegates that are not in ``boundary``, ``kernels`` or ``data_movement``.
         quantization: the quantization; None for a floating-point method.
         not_runnable: CPU operators that ExecuTorch's kernel library cannot execute, with the reason.
         kernels: calls of int8 kernels on a Cortex-M, without quantize and dequantize.
@@ -111,7 +111,7 @@ class ExportRecord(Renderable):
         recipe: name of the recipe.
         methods: the methods of the program.
         program_bytes: size of the ``.pte``.
-        data_file_bytes: size of the data files (``.ptd``); 0 without the option ``external``.
+        data_file_bytes: size of the data files (``.ptd``); 0 if there are none.
         seconds: stage -> wall-clock time, by ExecuTorch's stage names.
         notes: further notes for the user, one sentence each.
         measured: with ``verify=True``, statistics of the last emulated execution of each Ethos-U delegate. The key is
@@ -164,7 +164,7 @@ class ExportRecord(Renderable):
 
     @property
     def cpu_operators(self) -> tuple[CpuOperator, ...]:
-        """CPU operators of all methods, without boundary conversions."""
+        """``MethodReport.cpu_operators`` of all methods."""
         return tuple(operator for method in self.methods for operator in method.cpu_operators)
 
     def to_dict(self) -> dict[str, Any]:

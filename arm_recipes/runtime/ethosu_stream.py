@@ -122,7 +122,7 @@ class EmulatedStream:
         """Execute once on the bytes of each input, and return views of the outputs in the stream's memory.
 
         Raises:
-            StreamError: the execution fails, or the access checker reports a finding.
+            StreamError: the execution fails, or the access checker reports a fatal finding.
         """
         self._write_inputs(arrays)
         self._call_emulator("execute", self._bases)
@@ -137,6 +137,9 @@ class EmulatedStream:
 
         Args:
             fatal_findings: bit mask of the findings that abort an execution.
+
+        Raises:
+            StreamError: memory is exhausted.
         """
         range_arguments: list[Any] = []
         for tensors in ((*self._inputs, *self._variables), self._outputs):
@@ -165,7 +168,7 @@ class EmulatedStream:
     def trace(self, arrays: Sequence[Array]) -> Iterator[tuple[Operation, Array]]:
         """Execute the operations one by one, and yield each with its result.
 
-        The result is empty if the accumulators stay in the NPU.
+        The result is empty for a scatter, and if the accumulators stay in the NPU.
 
         Raises:
             StreamError: as for ``run``.

@@ -39,8 +39,8 @@ def load(
     Raises:
         FileNotFoundError: the file does not exist.
         TypeError: an argument is neither a path nor bytes.
-        ProgramError: a file is not a program or is damaged, or a TFLite model has operators on the CPU or several
-            operators for the NPU. This is a ``ValueError``.
+        ProgramError: a path is a directory, a file is not a program or is damaged, or a TFLite model has operators on
+            the CPU or several operators for the NPU. This is a ``ValueError``.
         RunError: the program needs a ``.ptd`` and there is none; ``ptd`` or ``reference`` belongs to another program,
             or is given for a TFLite model; the content of ``ptd`` has changed; or the emulator does not support the
             TFLite model, or cannot be built on this machine.

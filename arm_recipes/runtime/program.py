@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from arm_backend_core.compilation_log import DelegateRecord
     from arm_recipes.runtime.trace import TracedOperation
 
-#: This package's backends whose payload is compiled from a TOSA graph. ``ethos-u`` is the operator of TFLite models
-#: that Vela compiled.
+#: Backends that this package executes and whose payload is not a TOSA graph. ``ethos-u`` is the operator of TFLite
+#: models that Vela compiled.
 _NON_TOSA_BACKENDS = frozenset({"EthosUBackend", "VgfBackend", "ethos-u"})
 
 
@@ -128,6 +128,7 @@ class Program:
         Args:
             tensors: the inputs by position, in the shapes and dtypes of ``inputs``.
             named: the remaining inputs, by their names in ``inputs``.
+            method: the method to execute.
             backend: "tosa" executes the TOSA graphs that the delegates were compiled from, instead of the delegates.
             pad: padding value if no exported size fits exactly: one number, or a dict of input name to number.
                 Tensors are padded at the end of each axis, and the outputs are cropped accordingly.
@@ -139,8 +140,8 @@ class Program:
 
         Raises:
             ValueError: there is no such method, a tensor has the wrong shape or dtype, or no exported size fits and
-                ``pad`` does not help. In a method with delegates of an Arm backend, also: int32 cannot hold a value of
-                an int64 tensor.
+                ``pad`` does not help, or ``backend`` is unknown. In a method with delegates of an Arm backend, also:
+                int32 cannot hold a value of an int64 tensor.
             RunError: the run failed, this machine lacks a dependency, which the message names, or ``backend="tosa"``
                 needs a reference program and none is loaded.
         """
@@ -223,6 +224,7 @@ class Program:
 
         Args:
             samples: tuples of tensors, dicts of them by name, or tensors for a method with one input.
+            method, backend: as for ``run``.
 
         Raises:
             ValueError, RunError: as for ``run``. The message begins with the index of the sample.

@@ -162,8 +162,8 @@ def insert_checksum(chunks: Sequence[bytes]) -> list[bytes | memoryview]:
 def verify_checksum(data: bytes, program: PteProgram) -> None:
     """Verify the checksum of a program. A damaged program could crash the runtime or return wrong results.
 
-    A program without metadata has no checksum, and is not checked. Neither is a program that still has the placeholder,
-    because ``insert_checksum`` was not applied to it.
+    Two kinds of programs are not checked: those without metadata, which have no checksum, and those that still have the
+    placeholder, because ``insert_checksum`` was not applied to them.
 
     Raises:
         ProgramError: the checksum differs or cannot be read.

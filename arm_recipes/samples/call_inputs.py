@@ -303,7 +303,7 @@ def rebatch(samples: Iterable[Inputs], input_signature: InputSignature) -> Itera
 
     The first dimension is the batch dimension. The last, incomplete batch is filled by repeating its items, so that
     every item is used. A sample that has the right batch size already is yielded unchanged. So is a sample that differs
-    in more than the batch size, for later checks.
+    in more than the batch size: later checks report it.
     """
     pending: list[torch.Tensor] = []
     leaves: list[Any] = []

@@ -39,7 +39,7 @@ def check_arguments(model: Any, sample: Inputs, description: str) -> None:
     """Check that the model can be called with a sample: the number of inputs, and their names.
 
     Args:
-        model: the model. Of an ``ExportedProgram``, dtypes and shapes are also checked.
+        model: the model. For an ``ExportedProgram``, dtypes and shapes are also checked.
         sample: the sample.
         description: name of the sample in messages.
 

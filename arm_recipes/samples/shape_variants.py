@@ -158,7 +158,16 @@ def program_axes(program: ExportedProgram) -> list[DynamicAxes]:
 
 
 def derive_dimension(expression: sympy.Expr, dims: Mapping[sympy.Symbol, Any], name: str) -> Any:
-    """Convert a size expression to a ``Dim``: one of ``dims``, or ``factor * dim + offset``."""
+    """Convert a size expression to a ``Dim``: one of ``dims``, or ``factor * dim + offset``.
+
+    Args:
+        expression: the size of a dimension.
+        dims: symbol -> the dimension whose size it is.
+        name: name of the dimension in the message.
+
+    Raises:
+        ValueError: the expression has another form.
+    """
     symbols = expression.free_symbols
     if len(symbols) == 1 and (symbol := next(iter(symbols))) in dims:
         factor, offset = expression.coeff(symbol, 1), expression.coeff(symbol, 0)

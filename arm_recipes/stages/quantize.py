@@ -98,8 +98,8 @@ def make_quantization_recipe(
 class _RejectOption:
     """Pre-prepare pass that rejects an option which only this package's quantization of the captured program supports.
 
-    It runs in ExecuTorch's own stage, which would train without fake quantization, and in ``FastQuantizeStage`` with
-    torchao's passes (other quantizers). Neither of them computes the SQNR.
+    ExecuTorch's own stage runs it, because that stage would train without fake quantization. ``FastQuantizeStage`` runs
+    it with torchao's passes (for other quantizers). In both cases, no SQNR is computed for ``min_sqnr``.
 
     Attributes:
         name: name of the option.

@@ -101,9 +101,10 @@ class FakeQuantizedModel(torch.nn.Module):
         dtypes and values that are not tensors. A ``GraphModule`` accepts only the shapes that it was captured with.
 
         Raises:
-            ValueError: the inputs differ from the samples in structure, or are on another device than the parameters.
-            ExportError: a parameter contains NaN or infinity, or the model has other operators than when it was
-                prepared.
+            ValueError: the inputs differ from the samples in structure, are on another device than the parameters, or
+                have other shapes than a ``GraphModule`` was captured with.
+            ExportError: a parameter contains NaN or infinity, the model cannot be captured with these inputs, or it has
+                other operators than when it was prepared.
         """
         sample = Inputs(*args, **keywords)
         leaves = self._input_signature.check_structure(sample, "the call")
@@ -305,8 +306,8 @@ class TrainingQuantizeStage(FastQuantizeStage):
         """Train, then quantize.
 
         Raises:
-            ValueError: the model cannot be trained, or ``train_fn`` is missing.
-            Others as in ``FastQuantizeStage.run``.
+            ValueError: the model cannot be trained, ``train_fn`` is missing, or as ``FastQuantizeStage.run``.
+            AccuracyError, ExportError: as ``FastQuantizeStage.run``.
         """
         if self._quantization_recipe.is_qat and self.has_single_arm_quantizer:
             trained = self._train_copy(artifact.data, artifact.get_context("example_inputs"))

@@ -13,6 +13,7 @@ import torch
 from arm_backend_core.workers import vela
 from arm_recipes import ExportResult, Firmware, save_firmware
 from arm_recipes.firmware import render_templates
+from arm_recipes.firmware.memory_pools import MethodPools, ProgramPools
 from arm_recipes.firmware.render_templates import PAYLOAD_FORMAT, format_array, to_c_identifier
 from arm_recipes.runtime.method_memory import TYPE_LAYOUTS
 from tests.firmware import cortex_m_programs
@@ -202,6 +203,12 @@ def test_all_fields_of_templates_are_filled(saved: dict[str, Firmware]) -> None:
         for name in firmware.files:
             if not name.endswith(("pte", "cpp", "hpp")):
                 assert not re.findall(r"@[A-Z_0-9]+@", _text(firmware, name)), name
+
+
+def test_the_linker_script_counts_outputs_of_the_application() -> None:
+    """``plan_outputs=False``: the self-test places them in the section of the pools."""
+    pools = ProgramPools((MethodPools("forward", 10, 20, 300),), (4_000,), 50_000, 60_000, 0, 600_000, False, True)
+    assert render_templates._memory_placeholders(pools)["POOL_BYTES"] == "654310"
 
 
 def test_text_in_c_is_escaped() -> None:

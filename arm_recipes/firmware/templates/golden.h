@@ -14,7 +14,8 @@ extern "C" {
 
 #define ARM_MODEL_CASE_COUNT @CASE_COUNT@
 
-/* Tolerance of float32 outputs, relative to max(1, |expected value|); other outputs must be equal: @WHY@ */
+/* Tolerance of float32 outputs, relative to max(1, |expected value|). @WHY@
+ * Outputs of other types must be equal. */
 #ifndef ARM_MODEL_FLOAT_TOLERANCE
 #define ARM_MODEL_FLOAT_TOLERANCE @TOLERANCE@f
 #endif

@@ -43,8 +43,8 @@ extern "C" {
 extern const uint8_t arm_model_pte[ARM_MODEL_PTE_SIZE];
 
 /* The data file (model.ptd) with command streams or weights outside the program, if the recipe has the option external;
- * else its size is 0. Like the program, it is aligned to 16 bytes, in memory that the NPU can read. Its section may be
- * in another memory. An update replaces it together with the program: they refer to each other by checksums. */
+ * else its size is 0. Like the program, it is aligned to 16 bytes@READER@. Its section may
+ * be in another memory. An update replaces it together with the program: they refer to each other by checksums. */
 #define ARM_MODEL_PTD_SIZE @PTD_SIZE@u
 #define ARM_MODEL_PTD_CRC32 @PTD_CRC32@u
 #ifndef ARM_MODEL_PTD_SECTION
@@ -54,8 +54,8 @@ extern const uint8_t arm_model_pte[ARM_MODEL_PTE_SIZE];
 extern const uint8_t arm_model_ptd[ARM_MODEL_PTD_SIZE];
 #endif
 
-/* Memory sizes in bytes. They are minimal: the program was tested with them on the exporting machine, with its own
- * sizes where these depend on the width of pointers. Each memory starts at a multiple of ARM_MODEL_POOL_ALIGNMENT.
+/* Memory sizes in bytes. On the exporting machine, the program was tested with the sizes for 64-bit pointers. Each
+ * memory starts at a multiple of ARM_MODEL_POOL_ALIGNMENT.
  * @EXACT@ */
 #define ARM_MODEL_POOL_ALIGNMENT @ALIGNMENT@
 

@@ -51,7 +51,7 @@ static_assert(ARM_MODEL_EXECUTORCH_MAJOR == ARM_MODEL_BUILT_WITH_MAJOR &&
 #endif
 
 @NPU?@
-// Sections of the pools. The NPU reads and writes the temp pool and the fast scratch, and reads the program.
+// Sections of the pools. The NPU reads and writes the @NPU_POOLS@ and the fast scratch, and reads the program.
 @NO_NPU?@
 // Sections of the pools.
 @END?@

@@ -74,7 +74,8 @@ class Digest:
         """Add an object and everything that it refers to.
 
         Raises:
-            NotCacheable: the object refers to code without a known version, or to an object of an unsupported type.
+            NotCacheable: the object refers to code without a known version, to a tensor that is sparse or not on the
+                CPU, or to an object of an unsupported type.
         """
         self._hash.update(self._hash_value(value))
 

@@ -143,9 +143,10 @@ def _add_recipe(digest: Digest, recipe: ArmRecipe) -> None:
 
 
 def _normalize_config(config: ExecutorchBackendConfig) -> ExecutorchBackendConfig:
-    """Copy a configuration, and set the field that ExecuTorch copies into the memory planning pass during an export.
+    """Copy a configuration, with its memory planning pass in the state that an export gives to the pass.
 
-    All exports of a process share the pass object, so without the copy its state would depend on earlier exports.
+    During an export, ExecuTorch sets a field of the pass. All exports of a process share the pass object, so without
+    this copy, the cache key would depend on earlier exports.
     """
     config, name = copy.copy(config), "enable_non_cpu_memory_planning"
     if hasattr(config.memory_planning_pass, name):

@@ -72,7 +72,7 @@ class ExportCacheLookup:
         return new_recipe
 
     def look_up(self, pipeline: Pipeline, notes: Sequence[str], run_export: Callable[[], Artifact]) -> Artifact | None:
-        """Look up the artifact of an identical export; None if there is none.
+        """Look up the artifact of an identical export; None if there is none, or if this export cannot be cached.
 
         Args:
             pipeline: captures the models, for the key.
@@ -118,7 +118,7 @@ class ExportCacheLookup:
     def store(self, result: Artifact, warnings: Sequence[str]) -> None:
         """Store an export and add the notes to its report.
 
-        Does not store the export if calibration read other samples than those in the key.
+        An export is not stored if it cannot be cached, or if calibration read other samples than those in the key.
         """
         if self._digested_calibration is not None and self._digested_calibration.digests != self._key_sample_digests:
             self._key = None

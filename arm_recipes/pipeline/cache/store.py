@@ -49,7 +49,7 @@ class CacheEntry:
 
 
 class CorruptEntry(Exception):
-    """A cache file is unreadable or was modified; the message says what is wrong."""
+    """A cache file cannot be read, has another format or was modified; the message says what is wrong."""
 
 
 class Store:
@@ -70,7 +70,7 @@ class Store:
         """Read the entry of a key; None if there is none.
 
         Raises:
-            CorruptEntry: the file is unreadable, or its content does not match its digest.
+            CorruptEntry: the file cannot be read, is not a file of this cache, or does not match its digest.
         """
         try:
             data = self.file(key).read_bytes()
@@ -91,7 +91,11 @@ class Store:
         return CacheEntry(report, program, warnings, data_file)
 
     def write(self, key: str, entry: CacheEntry) -> None:
-        """Store an export. Replaces an existing file."""
+        """Store an export. Replaces an existing file.
+
+        Raises:
+            OSError: the file cannot be written, for example because the disk is full.
+        """
         content = pickle.dumps((entry.report, entry.program, entry.warnings, entry.data_file), protocol=5)
         write_file_atomically(self.file(key), _MAGIC, _entry_digest(key, content), content)
 

@@ -200,7 +200,7 @@ class Capture:
 
 
 def simplify_graph(program: ExportedProgram) -> None:
-    """Simplify a captured graph: dead code, ``lift_fresh_copy``, and empty operands of concatenations.
+    """Simplify a captured graph: remove dead code, ``lift_fresh_copy``, and empty operands of concatenations.
 
     PyTorch keeps a layer whose result the model discards. If the model catches an operator's exception, PyTorch leaves
     the operator in the graph, without a value. ``lift_fresh_copy`` becomes ``clone``, and ``cat`` loses operands

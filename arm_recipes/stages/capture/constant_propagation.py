@@ -229,7 +229,7 @@ def _is_in_place(function: Any, kwargs: Any) -> bool:
 
 
 def _storage_address(x: Tensor) -> int | None:
-    """Address of the memory of ``x``; None if PyTorch does not tell it."""
+    """Address of the storage object of ``x``; None if PyTorch does not give access to it."""
     try:
         return x.untyped_storage()._cdata
     except (RuntimeError, NotImplementedError):

@@ -53,7 +53,7 @@ class TraceConstants(TorchFunctionMode):
       if the model does not write it.
     - Known tensors in arguments that are sizes (``x.narrow(0, start, length)``) become numbers, and known lengths of
       ``repeat_interleave`` become indices.
-    - ``x.data`` returns ``x.detach()``. Without this, PyTorch's trace would make it a constant.
+    - ``x.data`` returns ``x.detach()``. Without this, ``x.data`` would be a constant in PyTorch's trace.
 
     Args:
         model: the model.

@@ -76,7 +76,7 @@ def _kernel_problems(node: fx.Node) -> Iterator[str]:
     results = node.meta.get("val")
     tensors = [value for value in _to_list(results) if isinstance(value, torch.Tensor)]
     if not tensors:
-        return  # shape arithmetic and checks need no kernel
+        return  # the runtime itself has the kernels of shape arithmetic and checks
     kernel = kernel_name(node)
     if kernel is None:
         yield "ExecuTorch has no out variant of it: use another operator"

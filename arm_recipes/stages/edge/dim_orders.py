@@ -53,9 +53,9 @@ def legalize_dim_orders(manager: EdgeProgramManager) -> Sequence[Any]:
 
     A copy also converts the new value of a mutated input or buffer to the dim order of that input or buffer. Dim order
     copies, ``quantize_per_tensor`` and ``dequantize_per_tensor`` accept any dim order. Delegates and Cortex-M kernels
-    read the dim order for which they were compiled. A constant is stored contiguous if only other operators read it,
-    and it is not an output. Inputs and outputs keep their layout, except that an output that a CPU operator computes is
-    contiguous.
+    read the dim order for which they were compiled. A constant is stored contiguous unless a delegate, a Cortex-M
+    kernel, a dim order copy or control flow reads it, or it is an output. Inputs and outputs keep their layout, except
+    that an output that a CPU operator computes is contiguous.
     """
     for method in manager.methods:
         program = manager.exported_program(method)

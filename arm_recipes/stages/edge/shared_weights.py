@@ -281,8 +281,8 @@ def _content_digest(content: memoryview | bytes) -> bytes:
 def _movable_ranges(stream: CommandStream, size: int) -> list[tuple[int, int]]:
     """Return the ranges of the constants that move as a unit.
 
-    Overlapping reads of known length form one range. In each gap between these ranges, the bytes from the first read of
-    unknown length to the end of the gap form another.
+    Overlapping reads of known length form one range. In each gap before, between and after these ranges, the bytes from
+    the first read of unknown length to the end of the gap form another range.
 
     Raises:
         UnsupportedStream: an operation reads beyond the end of the constants.
