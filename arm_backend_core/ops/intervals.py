@@ -144,7 +144,8 @@ def _interval_of_floats(x: Node) -> Interval | None:
 def _assume_interval(node: Node) -> Interval:
     """Return ``ASSUMED_INTERVAL`` for the result of ``node``, and add a note about it to the report."""
     line = source_location(node)
-    note = f"integer results of 'aten.{_operator_name(node)}'{line and f' ({line})'} are assumed to be below 2**30"
+    operator = f"'aten.{_operator_name(node)}'{line and f' ({line})'}"
+    note = f"integer results of {operator} are assumed to be below 2**30 in magnitude"
     compilation_log.current_log().add_notes_once([note])
     return ASSUMED_INTERVAL
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -104,6 +105,20 @@ def test_ram_includes_tensors_of_the_cpu_that_share_a_buffer_with_the_scratch() 
     ram = export(model, recipe, samples).report.ram
     assert ram is not None
     assert row.ram_bytes == ram.total_bytes > 48 << 10
+
+
+def test_a_sweep_is_complete_even_if_its_files_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(target: Path, *_chunks: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(target))
+
+    monkeypatch.setattr(result_store, "write_file_atomically", fail)
+    one: dict[str, Any] = {"macs": 128, "system_configs": U55, "memory_modes": "Shared_Sram", "cache_dir": tmp_path}
+    with pytest.warns(ArmRecipesWarning, match=r"cache_dir: .* not cached, because .* No space left") as issued:
+        (row,) = sweep(Small().eval(), ["ETHOSU_U55_INT8"], images(), **one).rows
+    assert row.estimates is not None
+    assert len([str(w.message) for w in issued if "not cached" in str(w.message)]) == 1
 
 
 def test_ram_of_memory_modes_with_and_without_fast_scratch() -> None:

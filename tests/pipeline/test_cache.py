@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import functools
 import pickle
 import shutil
@@ -19,6 +20,7 @@ from executorch.backends.xnnpack.recipes import XNNPackRecipeType
 from executorch.export import ExportRecipe
 from torch import Tensor, nn
 
+from arm_backend_core import disk_cache
 from arm_backend_core.quantization import get_symmetric_a16w8_quantization_config
 from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportResult, export
 from arm_recipes.cli.main import main
@@ -283,6 +285,21 @@ def test_calibration_data_that_change_between_reads_are_not_cached(tmp_path: Pat
         result = _export(tmp_path, recipe=recipe)
     assert "differ each time" in result.report.notes[-1]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_export_is_complete_even_if_its_file_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(target: Path, *_chunks: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(target))
+
+    monkeypatch.setattr(disk_cache, "write_atomically", fail)
+    with pytest.warns(
+        ArmRecipesWarning, match=r"cache_dir: .* not cached, because .* No space left on device: .*export"
+    ):
+        result = _export(tmp_path)
+    assert "No space left" in result.report.notes[-1]
+    assert result.report.delegates
 
 
 def test_a_generator_of_samples_has_the_key_of_a_list(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from arm_recipes._internal.files import make_folder, write_file_atomically
+from arm_recipes._internal.messages import warn
 from arm_recipes.explore.sweep.rows import ProgramEstimates
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class ResultStore:
 
     def __init__(self, cache_dir: str | Path | None) -> None:
         self._folder = None if cache_dir is None else make_folder(cache_dir, "cache_dir")
+        self._is_writable = True
 
     def load_record(self, key: str) -> dict[str, Any] | None:
         """Load the record of a key; None if it is missing or invalid."""
@@ -42,8 +44,7 @@ class ResultStore:
 
     def save_record(self, key: str, content: Mapping[str, Any]) -> None:
         """Write a record for ``load_record``."""
-        if self._folder is not None:
-            write_file_atomically(self._folder / f"{key}.json", json.dumps(content, indent=1).encode())
+        self._write(f"{key}.json", json.dumps(content, indent=1).encode())
 
     def load_estimates(self, key: str) -> ProgramEstimates | None:
         """Load the estimates of a configuration; None if they are missing or invalid."""
@@ -85,4 +86,15 @@ class ResultStore:
         if self._folder is not None:
             buffer = io.BytesIO()
             torch.save(outputs, buffer)
-            write_file_atomically(self._folder / f"{key}{_OUTPUTS_SUFFIX}", buffer.getvalue())
+            self._write(f"{key}{_OUTPUTS_SUFFIX}", buffer.getvalue())
+
+    def _write(self, name: str, data: bytes) -> None:
+        """Write a file. If that fails, for example because the disk is full, warn once: results are not lost."""
+        if self._folder is None:
+            return
+        try:
+            write_file_atomically(self._folder / name, data)
+        except OSError as error:
+            if self._is_writable:
+                warn(f"cache_dir: results are not cached, because a file cannot be written: {error}")
+            self._is_writable = False

@@ -127,7 +127,10 @@ class ExportCacheLookup:
             )
         if self._key is not None:
             program = b"".join(result.program_chunks)
-            self._store.write(self._key, CacheEntry(result.report, program, tuple(warnings), result.data_file))
+            try:
+                self._store.write(self._key, CacheEntry(result.report, program, tuple(warnings), result.data_file))
+            except OSError as error:  # the export itself is complete
+                self._add_note(f"cache_dir: this export is not cached, because its file cannot be written: {error}")
         result.report = replace(result.report, notes=(*result.report.notes, *self.notes))
 
     def _compute_key(self, programs: Mapping[str, ExportedProgram], notes: Sequence[str]) -> str:
