@@ -15,7 +15,8 @@ from arm_backend_core.tosa.operators import OPERATORS
 def serialize(graph: Graph, *, locations: bool = False) -> bytes:
     """Serialize ``graph``. Inputs and outputs keep their order.
 
-    Equal constants of a graph or region are stored once, or twice if one is a parameter such as a shift or zero point.
+    Equal constants of a graph or region are stored once. Exception: a data operand and an equal parameter, such as a
+    shift or zero point, are stored separately, because Vela aborts otherwise.
 
     Args:
         locations: also write the fx node, ATen operator and source line of each operator.

@@ -271,7 +271,7 @@ _ELEMENT_REQUIREMENTS = ("a base", "exponent", "leave the range", "32767 apart",
         (rescale_by(1 << 30, 31, input_unsigned=True), (2, 3), DType.INT32, "unsigned values"),
         (rescale_by(1 << 30, 31, input_unsigned=True), (2, 3), DType.INT8, "unsigned input and a result of int32"),
         (lambda b, x: b.rescale(x, DType.INT8, 2.0**24, input_unsigned=True), (2, 3), DType.INT8, "leave the range"),
-        (lambda b, x: b.tile(x, (1 << 16, 1 << 15)), (1, 1), DType.INT8, "2 GiB at most"),
+        (lambda b, x: b.tile(x, (1 << 16, 1 << 15)), (1, 1), DType.INT8, "less than 2 GiB"),
         (transpose_conv_by(8193, (0, 0)), (1, 1, 1, 1), DType.INT8, r"kernel \[8193, 1\] \(8192 at most\)"),
         (transpose_conv_by(3, (-2, -2)), (1, 1, 1, 1), DType.INT8, r"out_pad \[-2, -2, 0, 0\], which leaves nothing"),
         (

@@ -22,7 +22,11 @@ INJECTIVE_MOVEMENT = frozenset(kind for kind, record in OPERATORS.items() if rec
 
 
 def evaluate(op: Op, inputs: list[Array]) -> Array | None:
-    """Evaluate ``op`` on these arrays, bit-exact for integers; None if its record cannot evaluate it.
+    """Evaluate ``op`` on these arrays, bit-exact for integers.
+
+    Returns:
+        The result. None if the record has no evaluation, if the result is undefined or depends on the target, or if an
+        operator other than data movement has a BF16 operand or result.
 
     For an elementwise operator, the arrays may have other shapes than its operands. ``compose_tables`` passes all 256
     int8 values.

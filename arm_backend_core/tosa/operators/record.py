@@ -103,7 +103,7 @@ class Operator:
         attribute: name of the flatbuffer's attribute table, without the suffix "Attribute".
         rows: the supported combinations of element types.
         ranks: (minimum, maximum) rank of each operand. The last entry applies to all further operands.
-        shape: computes the shape of the result. The operator must have no violations.
+        shape: computes the shape of the result. For an operator with violations, the shape may be wrong.
         fields: graph attributes that are stored in the attribute table, in its order.
         constant_operands: (graph attribute, type) of each constant operand, in order, after the data operands. The type
             is "shape" (CONST_SHAPE), "input0", "input1" or "output" (the element type of that value), "multiplier"
@@ -151,11 +151,17 @@ class Operator:
         return {key: tuple(row for row in self.rows if (row.inputs, row.output) == key) for key in keys}
 
     def result_type(self, *inputs: DType) -> DType:
-        """Element type of the result for operands of these types. Without a row for them, the first operand's type."""
+        """Element type of the result in the first row whose operands begin with the types ``inputs``.
+
+        Without such a row, the first operand's type.
+        """
         return next((row.output for row in self.rows if row.inputs[: len(inputs)] == inputs), inputs[0])
 
     def accumulator_type(self, *inputs: DType) -> DType:
-        """The most precise element type of the accumulator for operands of these types."""
+        """The most precise accumulator type of the rows whose operands begin with the types ``inputs``.
+
+        Rows list their accumulator types in ascending precision. Without such a row, the first operand's type.
+        """
         rows = [row for row in self.rows if row.inputs[: len(inputs)] == inputs]
         return rows[-1].accumulator or rows[-1].output if rows else inputs[0]
 
@@ -238,7 +244,7 @@ def _size_violations(op: Op) -> Iterator[str]:
         if len(value.shape) > LEVEL_8K.max_rank:
             yield f"{len(value.shape)} dimensions in {value!r} ({LEVEL_8K.max_rank} at most); merge some by a reshape"
         if value.size * value.dtype.bytes >= 1 << LEVEL_8K.max_log2_size:
-            yield f"{value!r} (2 GiB at most)"
+            yield f"{value!r} (less than 2 GiB)"
 
 
 OPERATORS: dict[str, Operator] = {}

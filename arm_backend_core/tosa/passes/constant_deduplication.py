@@ -19,7 +19,7 @@ _MIN_BYTES = 1024
 
 
 def deduplicate_constants(graph: Graph, target: Target) -> None:
-    """Store constants of equal type and bytes once, from ``_MIN_BYTES`` on.
+    """Store constants of equal type and bytes, of at least ``_MIN_BYTES``, once for each graph or region.
 
     NPUs are skipped, because Vela encodes the weights separately for each reader.
     """
