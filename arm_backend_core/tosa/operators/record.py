@@ -165,10 +165,13 @@ class Operator:
         rows = [row for row in self.rows if row.inputs[: len(inputs)] == inputs]
         return rows[-1].accumulator or rows[-1].output if rows else inputs[0]
 
-    def min_version(self, inputs: Sequence[DType], output: DType) -> tuple[int, int]:
-        """The first TOSA version that supports the operator on these element types."""
+    def min_version(self, inputs: Sequence[DType], output: DType, target: Target | None = None) -> tuple[int, int]:
+        """The first TOSA version with the operator on these element types in the profiles and extensions of ``target``.
+
+        If ``target`` is None, in any profile. A later version may add an operator to a further profile.
+        """
         rows = self._rows_by_types[tuple(inputs[:1] if self.is_variadic else inputs), output]
-        return min(row.version for row in rows)
+        return min(row.version for row in rows if target is None or row.is_supported_by(target))
 
     def type_refusal(self, inputs: Sequence[DType], output: DType, target: Target) -> str | None:
         """Why ``target`` does not support the operator on these element types; None if it does."""
