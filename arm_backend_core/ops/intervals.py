@@ -84,7 +84,7 @@ def _operands(node: Node, interval_of: IntervalOf) -> list[Interval] | None:
 
 
 def data_movement(node: Node, interval_of: IntervalOf) -> Interval | None:
-    """Interval of an operator that only moves elements: the hull of its tensors. Its numbers are sizes or positions."""
+    """Interval of an operator that only moves elements: the hull of its tensors. Python numbers are no elements."""
     return _hull_if_known(map(interval_of, node.all_input_nodes))
 
 

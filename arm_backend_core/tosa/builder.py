@@ -25,7 +25,8 @@ class Builder:
     """Appends operators to ``graph``. ``emit`` and the typed methods return the result of the operator.
 
     The record of an operator computes the shape of its result. The typed methods of elementwise operators add leading
-    dimensions of size 1 to operands of lower rank, as in PyTorch's broadcasting.
+    dimensions of size 1 to operands of lower rank, as in PyTorch's broadcasting. ``zps`` are the zero points of both
+    operands, or of the operand and the result of an average pooling.
 
     Raises:
         Unsupported: from ``emit`` and the typed methods, if the target does not support the operator.

@@ -13,6 +13,7 @@ __all__ = ["ELEMENTWISE", "INJECTIVE_MOVEMENT", "LEVEL_8K", "OPERATORS", "UNARY"
 _FAMILY_MODULES = (elementwise, movement, windows, block_scaled)
 
 #: Operators of which each result element depends on one element of each operand, and no attribute names a dimension.
+#: A per-channel RESCALE is one of them, although its multipliers belong to the last dimension.
 ELEMENTWISE = frozenset(kind for kind, record in OPERATORS.items() if record.is_elementwise)
 #: Elementwise operators with one operand.
 UNARY = frozenset(kind for kind in ELEMENTWISE if len(OPERATORS[kind].rows[0].inputs) == 1)

@@ -106,8 +106,8 @@ class Operator:
         shape: computes the shape of the result. For an operator with violations, the shape may be wrong.
         fields: graph attributes that are stored in the attribute table, in its order.
         constant_operands: (graph attribute, type) of each constant operand, in order, after the data operands. The type
-            is "shape" (CONST_SHAPE), "input0", "input1" or "output" (the element type of that value), "multiplier"
-            (INT32 if ``scale32``, else INT16) or the value of a DType.
+            is one of: "shape" (CONST_SHAPE); "input0", "input1" or "output", the element type of that value;
+            "multiplier", INT32 if ``scale32``, else INT16; the value of a DType.
         find_violations: yields the violated ERROR_IF and REQUIRE statements of the specification, of those that do not
             depend on run-time values.
         compute: evaluates the operator in numpy, bit-exact for integers; returns None if the result is undefined

@@ -38,7 +38,8 @@ def deduplicate_constants(graph: Graph, target: Target) -> None:
 def _replace_by_reshapes(graph: Graph, build: Builder, uses: Sequence[tuple[Op, int]]) -> None:
     """Store one of several equal constants, and replace the others by RESHAPEs of the stored one.
 
-    If a constant is the weight of a convolution, it is stored, because TOSA compilers may reorder a constant weight.
+    The first weight of a convolution among them is stored, because TOSA compilers may reorder a constant weight. If
+    none is a weight, the first constant is stored.
 
     Args:
         uses: (operator, operand index) of each constant.
