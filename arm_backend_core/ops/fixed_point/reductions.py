@@ -44,8 +44,8 @@ def sum_(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams) ->
 def reduce_max(b: Builder, x: Value, q: QParams, axis: int) -> Value:
     """Maximum of int8 or int16 along one axis. See ``ReductionView.max`` for the cycles.
 
-    The result has one element for each row. If the view splits rows into parts, the result has one more axis of size 1
-    than with ``keepdim=True``; the caller reshapes it.
+    The result has one element for each row. Its shape is that of ``keepdim=True``, unless the view splits rows into
+    parts. The caller reshapes it.
 
     Raises:
         Unsupported: the conditions of ``ReductionView.from_tensor``.
