@@ -34,7 +34,7 @@ def bisect_failure(graph: Graph, spec: ArmCompileSpec, error: CompileError) -> O
         rescales = [user for user in users.get(op.output, []) if user.kind == "RESCALE"][:1]
         try:
             subgraph = extract_region(graph, [op, *rescales], users, graph.ops.index)
-            flatbuffer = serialize(subgraph)
+            flatbuffer = serialize(subgraph, target=spec.target)
             compile_payload(spec, flatbuffer, delegate="bisection", find_operator=lambda _: None, graph=subgraph)
         except CompileError as failure:
             if failure.artifact:

@@ -270,7 +270,7 @@ def _compile_payload(
     options: dict[str, Any] = {"delegate": partition.name, "find_operator": find_operator}
     options |= {"unused_inputs": unused_inputs, "input_bytes": input_bytes, "output_bytes": output_bytes}
     with_locations, notes = spec.debug_mode is ArmCompileSpec.DebugMode.TOSA, compilation_log.current_log().notes
-    flatbuffer, note_count = serialize(graph, locations=with_locations), len(notes)
+    flatbuffer, note_count = serialize(graph, locations=with_locations, target=spec.target), len(notes)
     try:
         payload, chosen = compile_best(spec, flatbuffer, graph=graph, **options)
     except CompileError as error:

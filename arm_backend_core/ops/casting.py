@@ -35,6 +35,9 @@ def _truncate_to_int32(cx: Context, x: FixedPoint) -> Value:
 
     The result is exact except close to integers. With u = 2**-fraction_bits, a positive number less than 1.5 u below an
     integer becomes that integer, and so does a negative number less than 0.5 u above an integer.
+
+    Raises:
+        Unsupported: the values of x may exceed 2**28.
     """
     fraction_bits = min(16, 29 - math.ceil(math.log2(max(x.max_abs, 1))))
     if fraction_bits < 1:

@@ -58,7 +58,8 @@ def find_record(node: torch.fx.Node) -> Record | None:
 def has_shared_qparams(node: torch.fx.Node) -> bool:
     """Whether the result keeps the operand's quantization parameters (AnnotationKind.SHARED).
 
-    This holds for data movement, casts, pooling, resizing and extrema.
+    This holds for data movement, gathers, casts, max and average pooling (adaptive pooling excepted), resizing, topk,
+    and extrema along dimensions.
     """
     record = find_record(node)
     return record is not None and record.kind is AnnotationKind.SHARED

@@ -74,7 +74,7 @@ def _register_comparison(kind: str, *overloads: OpOverload, swap: bool = False, 
 
 
 def _to_exact_int32(cx: Context, x: Operand | float) -> Value | None:
-    """A plain integer tensor, or a constant with integer values, as INT32; None for other operands."""
+    """A plain INT32 tensor, or a constant tensor of int32 numbers, as INT32; None for all other operands."""
     if not isinstance(x, Operand) or (x.q is None and x.value.dtype is DType.INT32):
         return x.value if isinstance(x, Operand) else None
     real = x.float_values if x.is_constant else np.array(0.5)
@@ -132,7 +132,7 @@ def _register_bitwise(kind: str, *overloads: OpOverload, logical: bool) -> None:
 
     @op(*overloads, interval=intervals.elementwise(interval))
     def rule(cx: Context, x: Operand | float, y: Operand | float) -> Value:
-        """LOGICAL_* on booleans, BITWISE_* on integers. Logical operators convert other operands to x != 0."""
+        """LOGICAL_* on booleans, BITWISE_* on integers. Logical operators convert integers and floats to x != 0."""
         x, y = (x, y) if isinstance(x, Operand) else (y, x)
         assert isinstance(x, Operand)
         if logical or cx.dtype is DType.BOOL:

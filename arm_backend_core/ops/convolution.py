@@ -113,7 +113,11 @@ def _convolve_3d(
 def _depth_slices(
     cx: Context, x: Operand, weight: Operand, stride: int, pad: int, kernel_offsets: Sequence[int]
 ) -> list[Value]:
-    """For each kernel depth, gather the input slices that it multiplies, one per output depth: [N * OD, H, W, C]."""
+    """For each plane of the kernel, gather the planes of x that it multiplies: [N * OD, H, W, C], one per output plane.
+
+    Args:
+        kernel_offsets: for each plane of the kernel, its distance from the first one in planes of x.
+    """
     b, depth = cx.b, cx.shape[-3]
     c, d, h, w = x.shape[-4:]
     n, image = x.value.size // (c * d * h * w), h * w * c
@@ -316,7 +320,7 @@ def build_accumulator(
         rows: these output channels, as a slice of the bias.
 
     Raises:
-        Unsupported: a sum could exceed the accumulator (``Accumulator.from_weights``).
+        Unsupported: a sum could exceed the accumulator (``Accumulator.from_weights``), or the bias is not constant.
     """
     real = np.zeros(len(filters)) if bias is None else bias.float_values[rows]
     if x.q is None or weight.q is None:

@@ -272,9 +272,10 @@ class FixedPoint:
         return FixedPoint(x.b, value, low, high, x.scale / factor if factor else x.scale)
 
     def to_int32_with_fraction_bits(self, bits: int) -> FixedPoint:
-        """Convert int8 or int16 to INT32 with ``bits`` more fraction bits; with fewer, and rounding, if negative.
+        """Convert int8 or int16 to INT32 with ``bits`` more fraction bits.
 
-        The real numbers stay the same. On the NPU, MUL is one operation and RESCALE two.
+        If ``bits`` is negative, the lowest -``bits`` bits are rounded off. Otherwise, the real numbers stay the same.
+        On the NPU, MUL is one operation and RESCALE two.
         """
         if bits < 0:
             return self.rescale(DType.INT32, 2.0**bits)

@@ -33,7 +33,11 @@ _MAX_SLICES = 1024  #: RAFT would take 12,544 slices: the CPU is faster, and Vel
 
 
 def gather_constant(b: Builder, x: Value, axis: int, indices: Sequence[int]) -> Value:
-    """x[indices] along one axis for constant indices: by repetition, slices of runs, a strided slice or GATHER."""
+    """x[indices] along one axis for constant indices: by repetition, slices of runs, a strided slice or GATHER.
+
+    Raises:
+        Unsupported: the target has no GATHER of this type, and there are more than ``_MAX_SLICES`` runs.
+    """
     leading_size, size, trailing_size = prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :])
     shape = (*x.shape[:axis], len(indices), *x.shape[axis + 1 :])
     repeats = len(indices) // size
@@ -75,7 +79,10 @@ def strided_slice(b: Builder, x: Value, axis: int, indices: range) -> Value:
 
 
 def _gather_along_axis(cx: Context, x: Value, axis: int, indices: Value) -> Value:
-    """x[indices] along one axis, with the dimensions of ``indices`` flattened to one; for indices known at run time."""
+    """x[indices] along one axis for indices that are computed at run time.
+
+    In the result, one dimension with all indices takes the place of the axis.
+    """
     b = cx.b
     order = [axis, *(i for i in range(x.rank) if i != axis)]
     axis_first = b.transpose(x, order)

@@ -68,7 +68,10 @@ def multiplication(node: Node, interval_of: IntervalOf) -> Interval | None:
 
 
 def _operands(node: Node, interval_of: IntervalOf) -> list[Interval] | None:
-    """Intervals of the arguments in the order of the schema; None if one of them is unknown."""
+    """Intervals of the arguments in the order of the schema.
+
+    None if one of them is unknown, or if there are keyword arguments other than ``alpha`` and ``rounding_mode``.
+    """
     if not node.kwargs.keys() <= {"alpha", "rounding_mode"}:
         return None
     arguments = (*node.args, *(x for x in node.kwargs.values() if not isinstance(x, str)))
@@ -81,7 +84,7 @@ def _operands(node: Node, interval_of: IntervalOf) -> list[Interval] | None:
 
 
 def data_movement(node: Node, interval_of: IntervalOf) -> Interval | None:
-    """Interval of an operator that only moves elements: the hull of its tensors. Its numbers are sizes or positions."""
+    """Interval of an operator that only moves elements: the hull of its tensors. Python numbers are no elements."""
     return _hull_if_known(map(interval_of, node.all_input_nodes))
 
 
@@ -120,7 +123,10 @@ def values_and_indices(node: Node, interval_of: IntervalOf) -> Interval | None:
 
 
 def cast_to_integer(node: Node, interval_of: IntervalOf) -> Interval | None:
-    """Interval of a cast. For floats without a known interval: ``ASSUMED_INTERVAL``, None if the program returns it."""
+    """Interval of a cast.
+
+    For floats without a known interval: None if the program returns the result, else ``ASSUMED_INTERVAL``.
+    """
     source = node.all_input_nodes[0]
     if not is_float(source):
         return data_movement(node, interval_of)
@@ -129,7 +135,11 @@ def cast_to_integer(node: Node, interval_of: IntervalOf) -> Interval | None:
 
 
 def _interval_of_floats(x: Node) -> Interval | None:
-    """Integer interval that contains the floats ``x``. None unless a dequantize or a ``clamp`` computes them."""
+    """Integer interval that contains the floats ``x``.
+
+    None unless a dequantize with one scale, or a ``clamp`` with two finite bounds, computes them. Rounding functions
+    may follow it.
+    """
     x = source_through(x, lambda node: _operator_name(node) in ("floor", "ceil", "round", "trunc"))
     if is_dequantize(x) and isinstance(x.args[1], float):
         scale, zero_point, qmin, qmax = cast(tuple[float, int, int, int], x.args[1:5])
@@ -210,7 +220,10 @@ def bitwise_and(x: Interval, y: Interval) -> Interval:
 
 
 def bitwise_or(x: Interval, y: Interval) -> Interval:
-    """Interval of x | y and of x ^ y: the numbers with as many bits as the longest; not negative if none of them is."""
+    """Interval of x | y and of x ^ y.
+
+    The result has at most as many bits as the longer operand. It is negative only if an operand can be negative.
+    """
     low, high = hull(x, y)
     limit = 1 << max(high.bit_length(), (-1 - low).bit_length() if low < 0 else 0)
     return (-limit if low < 0 else 0), limit - 1

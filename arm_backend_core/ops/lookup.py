@@ -41,7 +41,8 @@ def apply_by_table(b: Builder, x: Operand, function: Callable[[Array], Array], q
         q: the result's parameters.
 
     Raises:
-        Unsupported: the function is NaN at every value of ``x``.
+        Unsupported: the function is NaN at every value of ``x``; also the conditions of ``to_common_scale``, if a
+            correction is added.
     """
     assert x.q is not None
     oversampling = 256 if x.q.dtype is DType.INT8 else 1
@@ -207,7 +208,7 @@ def _correction_tables(
 def _find_best_correction(
     table_error: Array, result_error: Array, refinement: int
 ) -> tuple[float, int, int, Array, Array]:
-    """Find the part of 65536 / ``refinement`` operand values with the largest sum of squared errors and its correction.
+    """Find the part of 65536 / ``refinement`` operand values with the largest sum of squared errors, and correct it.
 
     Returns:
         The reduction of the sum of squared errors, the start of the part, ``refinement``, the 513 correction values,
@@ -262,9 +263,9 @@ def _fit_interpolation(points: Array, samples: Array, corrections: Iterable[tupl
     """Move entries to the least-squares fit of linear interpolation, where that reduces the squared error.
 
     Interpolation between exact values exceeds a convex function f by h**2 / 12 * f'' on average (h: distance of the
-    entries). Entries of f - h**2 / 12 * f'' have a sixth of the squared error. At jumps, kinks and poles, at the ends,
-    and where f(0) = 0, the entries remain exact, and also in the parts that have a correction table, which is 0 at the
-    ends of its part. No entry leaves the range of the function.
+    entries). Entries of f - h**2 / 12 * f'' have a sixth of the squared error. The entries remain exact at jumps, kinks
+    and poles, at the ends, and at the integer 0 if f is 0 there. They also remain exact in each part that has a
+    correction table, because the correction is 0 at the ends of its part. No entry leaves the range of the function.
     """
     with np.errstate(all="ignore"):
         shifts = np.zeros(points.size)

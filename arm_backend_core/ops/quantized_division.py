@@ -102,8 +102,8 @@ def _divide_to_int8(division: _Division) -> Value:
     mantissa with an exponent, and the product is shifted by the exponents.
 
     The exponents contain a bias, with which the unit of the shifted products is 1/32 to 1/16 step of the result.
-    Exponents are at least 0, and are 0 for a divisor of 0. A product that is therefore shifted too little or has no
-    reciprocal is at least 2**14 units, so that it saturates as the quotient does.
+    Exponents are clipped to at least 0, and are 0 for a divisor of 0. A nonzero product is then at least 2**14 units if
+    its exponent was clipped or its divisor is 0, so that it saturates as the quotient does.
     """
     dividend = division.x.to_int16().with_scale(1.0)
     reciprocal = _reciprocals_with_common_scale(division)
@@ -197,8 +197,8 @@ def _compute_mantissas(y: FixedPoint, bias: int) -> tuple[FixedPoint, FixedPoint
 def _divide_precisely(division: _Division) -> Value:
     """x * sign(y) * (2**30 / abs(y)) in integers. The reciprocal has 14 bits, 16 for an int16 result.
 
-    If y may be 0, the product is 0 for y = 0, because sign(0) = 0. Then sign(x) * 2**29 is added to it. The product is
-    shifted right by enough bits that 2**29 exceeds the result's range.
+    If y may be 0: for y = 0, the product is 0, because sign(0) = 0, and sign(x) * 2**29 is added to it. All products
+    are shifted right by enough bits that 2**29 exceeds the result's range.
     """
     cx = division.cx
     dividend, divisor = division.x.to_int32().with_scale(1.0), _to_int32(division.y)

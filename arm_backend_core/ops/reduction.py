@@ -152,7 +152,10 @@ def var(cx: Context, x: Operand, *args: Any, **kwargs: Any) -> Value:
     compute_fp32=True,
 )
 def std(cx: Context, x: Operand, *args: Any, **kwargs: Any) -> Value:
-    """Standard deviation. The largest deviation is divided out first, so that squares do not overflow."""
+    """Standard deviation over ``dim``.
+
+    In floating point, the largest deviation is divided out first, so that squares do not overflow.
+    """
     x = atleast_1d(cx, x)
     axes, correction = _parse_variance_arguments(x, *args, **kwargs)
     if x.q is not None:

@@ -163,8 +163,8 @@ def op(
 
     A rule takes a ``Context`` and the operator's arguments in the order of ATen's schema, with each tensor as an
     ``Operand``. It returns the resulting value or ``Operand``, or a list of several. A rule with
-    ``AnnotationKind.SHARED`` also lowers quantized values. For other kinds, ``Record.integer_rule`` registers the rule
-    for quantized values.
+    ``AnnotationKind.SHARED`` also lowers quantized values, unless ``lower_integer`` is given. For other kinds,
+    ``Record.integer_rule`` registers the rule for quantized values.
 
     Args:
         overloads: the ATen overloads.

@@ -112,10 +112,10 @@ def _nearest_indices(size: int, out: int, factor: float | None, shift: float) ->
 
 
 def _nearest_sampling(size: int, out: int, factor: float | None, shift: float) -> _AxisSampling:
-    """Sampling for mode NEAREST. It starts half an element earlier, because TOSA rounds half up and PyTorch down.
+    """Sampling for mode NEAREST. It starts half an element before PyTorch's position (o + shift) * step.
 
-    For an integer factor, a range of starts gives the same indices. The middle of that range is taken, because Ethos-U
-    supports it in hardware.
+    TOSA rounds half up, and PyTorch rounds down. For an integer factor and a ``shift`` of 0, a range of starts gives
+    the same indices. The middle of that range is taken, because Ethos-U supports it in hardware.
     """
     step = _sampling_step(size, out, factor)
     centred = shift or step.numerator == 1

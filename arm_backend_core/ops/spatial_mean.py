@@ -49,8 +49,8 @@ def spatial_mean(
             be a copy. A RESHAPE of a SLICE is a copy too, while a convolution reads a SLICE in place.
 
     Returns:
-        None if the convolutions do not apply: the axes are not adjacent, are more than two, are all axes, or are only
-        the last axis; ``x`` has more than four dimensions; or the rounding error exceeds ``_MAX_ERROR``.
+        The mean. None if the convolutions do not apply: the axes are not adjacent, are more than two, are all axes, or
+        are only the last axis; ``x`` has more than four dimensions; or the rounding error exceeds ``_MAX_ERROR``.
     """
     axes = sorted(axes)
     if len(axes) == x.rank or len(axes) > 2 or axes != list(range(axes[0], axes[-1] + 1)) or x.rank > 4:

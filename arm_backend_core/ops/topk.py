@@ -40,7 +40,7 @@ Algorithm = Callable[[Builder, Value, DType, int, int, bool], list[Value]]
 #: smaller k if there are at most 8 * k elements.
 _MAX_ITERATIVE_K = 5
 #: On all targets, k above _MAX_ITERATIVE_K needs at most _MAX_RANKED_ELEMENTS elements along the dimension, or at most
-#: _MAX_PAIRS pairs of elements (rows * n * n). With 1024 elements, the CPU is faster; 8192 have too many pairs.
+#: _MAX_PAIRS pairs of elements (rows * n * n): 512 elements in one row. With 1024 elements, the CPU is faster.
 _MAX_RANKED_ELEMENTS, _MAX_PAIRS = 64, 1 << 18
 #: Maximum number of pairs for selection by rank on Ethos-U. Each takes 6 bytes of SRAM on U55, and 12 on U85.
 _MAX_PAIRS_ON_NPU = 1 << 13

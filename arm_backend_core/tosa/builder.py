@@ -22,19 +22,21 @@ Array = np.ndarray[Any, Any]
 
 
 class Builder:
-    """Appends operators to ``graph``. Each method returns the result of its operator.
+    """Appends operators to ``graph``. ``emit`` and the typed methods return the result of the operator.
 
-    The record of an operator computes the shape of its result. Operands of lower rank get leading dimensions of size 1,
-    as in PyTorch's broadcasting.
+    The record of an operator computes the shape of its result. The typed methods of elementwise operators add leading
+    dimensions of size 1 to operands of lower rank, as in PyTorch's broadcasting. ``zps`` are the zero points of both
+    operands, or of the operand and the result of an average pooling.
 
     Raises:
-        Unsupported: from every method, if the target does not support the operator.
+        Unsupported: from ``emit`` and the typed methods, if the target does not support the operator.
     """
 
     def __init__(self, graph: Graph, target: Target) -> None:
         self.graph = graph
         self.target = target
         #: Origins of emitted operators. If empty, an emitted operator inherits the origins of its operands' producers.
+        #: Without producers, its origin is ``COPY_OPERATOR``.
         self.origins: Origins = {}
 
     # -- plumbing ------------------------------------------------------------------------------------------------
@@ -168,7 +170,7 @@ class Builder:
     def matmul(self, a: Value, b: Value, zps: tuple[int, int] = (0, 0)) -> Value:
         """Matrix product of a [N, H, C] and b [N, C, W].
 
-        The result of int8 is INT32, of int16 INT48, of FP16 and BF16 FP32, of FP8 FP16.
+        The result is INT32 for int8, INT48 for int16, FP16 for FP8, and FP32 for other floating point.
         """
         dtype = OPERATORS["MATMUL"].result_type(a.dtype, b.dtype)
         return self.emit("MATMUL", (a, b), dtype, a_zp=zps[0], b_zp=zps[1])
@@ -264,7 +266,7 @@ class Builder:
         return self.emit("PAD", (x,), x.dtype, padding=flat, pad_const=pad_const)
 
     def reshape(self, x: Value, shape: Sequence[int]) -> Value:
-        """Change the shape. A RESHAPE to the same shape is not emitted."""
+        """Change the shape. A RESHAPE to the same shape, or of a constant, is not emitted."""
         shape = tuple(int(size) for size in shape)
         if shape == x.shape:
             return x
@@ -290,13 +292,16 @@ class Builder:
         return self.slice(x, starts, sizes)
 
     def tile(self, x: Value, multiples: Sequence[int]) -> Value:
-        """Repeat x ``multiples[i]`` times along dimension i."""
+        """Repeat x ``multiples[i]`` times along dimension i. A TILE by 1 is not emitted."""
         if all(multiple == 1 for multiple in multiples):
             return x
         return self.emit("TILE", (x,), x.dtype, multiples=list(multiples))
 
     def transpose(self, x: Value, perms: Sequence[int]) -> Value:
-        """Permute dimensions: dimension i of the result is dimension perms[i] of x. The identity is not emitted."""
+        """Permute dimensions: dimension i of the result is dimension perms[i] of x.
+
+        A TRANSPOSE that permutes nothing, or of a constant, is not emitted.
+        """
         if list(perms) == list(range(x.rank)):
             return x
         if x.data is not None:
@@ -311,8 +316,9 @@ class Builder:
         return self.emit("GATHER", (values, indices), values.dtype)
 
     def resize(self, x: Value, scale: Sequence[int], offset: Sequence[int], border: Sequence[int], mode: str) -> Value:
-        """Resize x [N, H, W, C] by scale (yn, yd, xn, xd) in mode NEAREST or BILINEAR. ``border`` determines the size.
+        """Resize x [N, H, W, C] by scale (yn, yd, xn, xd) in mode NEAREST or BILINEAR.
 
+        ``ResizeAxis`` defines ``offset``, ``border`` and the size of the result.
         The BILINEAR result of int8 is INT32 and of int16 INT48, both scaled by yn * xn.
         """
         dtype = OPERATORS["RESIZE"].result_type(x.dtype) if mode == "BILINEAR" else x.dtype

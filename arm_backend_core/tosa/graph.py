@@ -147,7 +147,7 @@ class Op:
 
 
 def merge_origins(ops: Iterable[Op]) -> Origins:
-    """The origins of an operator that replaces all of ``ops``."""
+    """The origins of an operator that replaces all of ``ops``. The work of equal origins is added."""
     total: Counter[Origin] = Counter()
     for op in ops:
         total.update(op.origins)
@@ -176,7 +176,7 @@ class Graph:
         return value
 
     def new_name(self, kind: str) -> str:
-        """A name that no other value of this graph has."""
+        """A name that this method has not returned for this graph before: the kind and a number."""
         self._count += 1
         return f"{kind.lower()}_{self._count}"
 
@@ -202,7 +202,8 @@ class Graph:
         """Check that each value is defined once and before its uses, in this graph and its regions.
 
         Raises:
-            AssertionError: a value is read before its definition or defined twice, because a pass has a bug.
+            AssertionError: a pass has a bug. A value is read before its definition, is defined twice, or names another
+            operator as its producer, or an output is not defined.
         """
         defined = set(self.inputs)
         for op in self.ops:
@@ -231,8 +232,8 @@ def extract_subgraph(
     """Copy the operators that compute ``outputs`` from ``inputs`` to a new graph.
 
     Args:
-        inputs: (value, name of the input in the new graph). If a value occurs twice, the operators read its first
-            input.
+        inputs: (value, name of the input in the new graph). A value that occurs twice becomes two inputs; the operators
+            read the first of them.
         outputs: the values that become the outputs of the new graph.
         position: returns the position of an operator in the execution order.
     """

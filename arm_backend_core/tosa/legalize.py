@@ -1,8 +1,9 @@
 """Legalization: emit bit-exact replacements of operators that TOSA or the target lacks.
 
-``LegalizingBuilder`` overrides the typed methods of ``Builder`` for limits of TOSA 1.0 and of Ethos-U. It does not
-override ``emit``, so that a pass gets an error if it emits an operator that the target lacks. ``FloatProfileBuilder``
-overrides ``emit`` too. It replaces data movement and comparisons of INT32, which the FP profile lacks.
+``LegalizingBuilder`` overrides typed methods of ``Builder`` for limits of TOSA 1.0, of its FP profile, and of Ethos-U.
+It does not override ``emit``, so that a pass gets an error if it emits an operator that the target lacks.
+``FloatProfileBuilder`` overrides ``emit`` too. It replaces INT32 operators that the FP profile lacks: data movement,
+comparisons, CLAMP, MAXIMUM, MINIMUM, ABS and NEGATE.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ class LegalizingBuilder(Builder):
         return self.add(self.logical_right_shift(magnitude, b), self.logical_left_shift(sign, self.sub(sign_shift, b)))
 
     def binary(self, kind: str, a: Value, b: Value) -> Value:
-        """Emit ``kind``. If the target lacks BITWISE_AND, a & (2**n - 1) becomes a - (a >> n) * 2**n."""
+        """Emit ``kind``. If the target lacks BITWISE_AND, a & (2**n - 1) becomes a - (a >> n) * 2**n for constant n."""
         is_lacking = kind == "BITWISE_AND" and (
             not self.target.has_int_profile or kind in self.target.hardware.unsupported
         )
@@ -228,8 +229,8 @@ class LegalizingBuilder(Builder):
 class FloatProfileBuilder(LegalizingBuilder):
     """A builder for the FP profile, which has few INT32 operators.
 
-    TOSA 1.0 has ADD, SUB, MUL, INTDIV, logical shifts, IDENTITY and CAST there, but no arithmetic shift. Data
-    movement and comparisons of INT32 operate on two FP32 values: the high and the low 16 bits.
+    For INT32, this profile of TOSA 1.0 has ADD, SUB, MUL, INTDIV, logical shifts, IDENTITY and CAST, but no arithmetic
+    shift. Other data movement and comparisons of INT32 operate on two FP32 values: the high and the low 16 bits.
     """
 
     def emit(self, kind: str, inputs: Sequence[Value], dtype: DType, /, **attrs: Any) -> Value:

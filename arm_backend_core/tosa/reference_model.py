@@ -28,8 +28,8 @@ def run(flatbuffer: bytes, inputs: Sequence[np.ndarray[Any, Any]]) -> list[np.nd
         inputs: one array for each graph input, with its shape and element type.
 
     Raises:
-        ArmBackendError: the reference model refused an input, reported an error, or crashed. The message contains its
-            error output.
+        ArmBackendError: the reference model refused an input, reported an error, or crashed. The message contains the
+            reason that the model gave, if any.
     """
     arrays = [np.asarray(array, order="C") for array in inputs]
     try:

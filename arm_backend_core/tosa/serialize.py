@@ -8,19 +8,23 @@ from typing import Any
 import numpy as np
 
 from arm_backend_core.dtype import DType
+from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Op, Value, constant
 from arm_backend_core.tosa.operators import OPERATORS
 
 
-def serialize(graph: Graph, *, locations: bool = False) -> bytes:
+def serialize(graph: Graph, *, locations: bool = False, target: Target | None = None) -> bytes:
     """Serialize ``graph``. Inputs and outputs keep their order.
 
-    Equal constants of a graph or region are stored once, or twice if one is a parameter such as a shift or zero point.
+    Equal constants of a graph or region are stored once. Exception: a data operand and an equal parameter, such as a
+    shift or zero point, are stored separately, because Vela aborts otherwise.
 
     Args:
         locations: also write the fx node, ATen operator and source line of each operator.
+        target: the target that accepts ``graph``. Its profiles determine which TOSA version the operators need; without
+            a target, the oldest version that has them in any profile is written.
     """
-    return _Writer(graph, locations).write()
+    return _Writer(graph, locations, target).write()
 
 
 _ENUM_TYPES = {"nan_mode": "NanPropagationMode", "rounding_mode": "RoundingMode", "mode": "ResizeMode"}
@@ -29,7 +33,7 @@ _ENUM_TYPES = {"nan_mode": "NanPropagationMode", "rounding_mode": "RoundingMode"
 class _Writer:
     """Writes one graph and its regions by Arm's ``tosa_serializer``."""
 
-    def __init__(self, graph: Graph, locations: bool) -> None:
+    def __init__(self, graph: Graph, locations: bool, target: Target | None) -> None:
         import tosa_serializer
 
         self.ts = tosa_serializer
@@ -37,7 +41,7 @@ class _Writer:
         #: (region name, graph) to write. The main graph has the name "".
         self.pending_regions: list[tuple[str, Graph]] = [("", graph)]
         # The default is the 1.1 draft, which neither Vela nor the model converter accepts.
-        major, minor = _required_version(graph)
+        major, minor = _required_version(graph, target)
         self.out = tosa_serializer.TosaSerializer(
             "", targetMajor=major, targetMinor=minor, targetPatch=0, targetDraft=minor > 0
         )
@@ -129,11 +133,13 @@ class _Writer:
         return value
 
 
-def _required_version(graph: Graph) -> tuple[int, int]:
-    """The oldest TOSA version, (major, minor), that has all operators of ``graph``."""
+def _required_version(graph: Graph, target: Target | None) -> tuple[int, int]:
+    """The oldest TOSA version, (major, minor), that has all operators of ``graph`` (``Operator.min_version``)."""
     ops = [op for op in graph.walk() if not op.regions]
     typed_records = ((OPERATORS[op.kind], [x.dtype for x in op.inputs], op.output) for op in ops)
-    return max((record.min_version(types, result.dtype) for record, types, result in typed_records), default=(1, 0))
+    return max(
+        (record.min_version(types, result.dtype, target) for record, types, result in typed_records), default=(1, 0)
+    )
 
 
 def _scalar_bytes(value: float, dtype: DType) -> bytes:

@@ -83,7 +83,7 @@ def test_round_trip_of_constants_of_every_type(dtype: DType) -> None:
 def _round_trip_of_any_type(graph: Graph) -> Graph:
     """Serialize and deserialize a graph, also with types that the operator's record does not have."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("arm_backend_core.tosa.serialize._required_version", lambda graph: (1, 1))
+        patch.setattr("arm_backend_core.tosa.serialize._required_version", lambda graph, target: (1, 1))
         return deserialize(serialize(graph))
 
 

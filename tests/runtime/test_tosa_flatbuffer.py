@@ -41,7 +41,7 @@ _PACKED_BITS = {DType.INT4: 4, DType.FP4E2M1: 4, DType.FP6E2M3: 6, DType.FP6E3M2
 @pytest.mark.parametrize("dtype", DType)
 def test_tensors_of_every_type_have_a_size(dtype: DType, monkeypatch: pytest.MonkeyPatch) -> None:
     """The network of a report counts these bytes, also of block-scaled tensors and their scales."""
-    monkeypatch.setattr("arm_backend_core.tosa.serialize._required_version", lambda graph: (1, 1))
+    monkeypatch.setattr("arm_backend_core.tosa.serialize._required_version", lambda graph, target: (1, 1))
     graph, result = Graph(), Value((2, 3), dtype, "y")
     graph.inputs.append(Value((1, 3), dtype, "x"))
     graph.ops, graph.outputs = [Op("CONCAT", graph.inputs * 2, result, {"axis": 0})], [result]

@@ -19,6 +19,7 @@ from arm_backend_core.tosa.operators import INJECTIVE_MOVEMENT, OPERATORS, evalu
 from arm_backend_core.tosa.operators.record import ANY_RANK, broadcast_shape, define_operator
 from arm_backend_core.tosa.serialize import serialize
 from arm_recipes.runtime.tosa_deserialize import deserialize
+from arm_recipes.runtime.tosa_flatbuffer import read_tosa
 from tests.tosa_graphs import Body, build_and_validate, build_graph, validate_by_tosa_opt
 
 FP = Target.from_tosa_spec("TOSA-1.0+FP")
@@ -152,6 +153,14 @@ def test_an_extension_needs_its_profile(spec: str) -> None:
     assert extension in Target.from_tosa_spec(f"TOSA-1.0+INT+FP+{extension}").extensions
 
 
+def test_the_written_version_has_the_operators_in_the_profiles_of_the_target() -> None:
+    """TOSA 1.0 has GATHER of int8 in the INT profile only."""
+    for spec, version in (("TOSA-1.0+INT", "1.0.0"), ("TOSA-1.1+FP+mxfp", "1.1.0")):
+        target, inputs = Target.from_tosa_spec(spec), (((1, 4, 2), DType.INT8), ((1, 3), DType.INT32))
+        graph = build_graph(lambda b, x, indices: b.gather(x, indices), *inputs, target=target)
+        assert read_tosa(memoryview(serialize(graph, target=target))).version == version
+
+
 def test_block_size_other_than_32_is_refused() -> None:
     target = Target.from_tosa_spec("TOSA-1.1+FP+mxfp")
     (cast,) = build_graph(
@@ -271,7 +280,7 @@ _ELEMENT_REQUIREMENTS = ("a base", "exponent", "leave the range", "32767 apart",
         (rescale_by(1 << 30, 31, input_unsigned=True), (2, 3), DType.INT32, "unsigned values"),
         (rescale_by(1 << 30, 31, input_unsigned=True), (2, 3), DType.INT8, "unsigned input and a result of int32"),
         (lambda b, x: b.rescale(x, DType.INT8, 2.0**24, input_unsigned=True), (2, 3), DType.INT8, "leave the range"),
-        (lambda b, x: b.tile(x, (1 << 16, 1 << 15)), (1, 1), DType.INT8, "2 GiB at most"),
+        (lambda b, x: b.tile(x, (1 << 16, 1 << 15)), (1, 1), DType.INT8, "less than 2 GiB"),
         (transpose_conv_by(8193, (0, 0)), (1, 1, 1, 1), DType.INT8, r"kernel \[8193, 1\] \(8192 at most\)"),
         (transpose_conv_by(3, (-2, -2)), (1, 1, 1, 1), DType.INT8, r"out_pad \[-2, -2, 0, 0\], which leaves nothing"),
         (

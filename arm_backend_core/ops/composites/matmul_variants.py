@@ -61,7 +61,7 @@ def grouped_mm(
     """Grouped matrix product (mixture of experts): rows offs[g - 1] to offs[g] of x [M, K] times weight[g].
 
     ``offs`` is [G], ``weight`` is [G, K, N]. All rows are multiplied by all weights, because shapes cannot depend on
-    values.
+    values. Without ``offs``, x is [G, M, K], and each x[g] is multiplied by weight[g].
     """
     if offs is None:
         return torch.bmm(x, weight)

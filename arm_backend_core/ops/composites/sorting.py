@@ -297,7 +297,7 @@ def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, quantized:
     """Cumulative product, element by element. For large dimensions and if quantized: by a prefix scan."""
     size = x.shape[dim] if x.dim() else 1
     if quantized or not 1 < size <= _MAX_SEQUENTIAL_PRODUCTS:
-        return _prefix_scan(x, dim, dtype, torch.mul)  # 0 * inf is NaN if a partial product overflows
+        return _prefix_scan(x, dim, dtype, torch.mul)  # a partial product may overflow, and 0 * inf is NaN
     x = x.to(dtype or (x.dtype if x.is_floating_point() else torch.int64))
     products = [x.narrow(dim, 0, 1)]
     for i in range(1, size):

@@ -95,7 +95,10 @@ def _mirror_triangle(a: Tensor, uplo: str = "L") -> Tensor:
 def pseudo_inverse(
     a: Tensor, *, atol: Tensor | None = None, rtol: Tensor | None = None, hermitian: bool = False
 ) -> Tensor:
-    """Pseudo-inverse. Singular values up to max(``atol``, ``rtol`` * the largest one) count as 0."""
+    """Pseudo-inverse. Singular values up to max(``atol``, ``rtol`` * the largest one) count as 0.
+
+    ``atol`` defaults to 0, and ``rtol`` to 0 if ``atol`` is positive, else to max(rows, columns) * machine epsilon.
+    """
     left, singular_values, right = svd(_mirror_triangle(a) if hermitian else a)
     absolute_limit = torch.zeros(()) if atol is None else atol.to(a.dtype)
     default_limit = max(a.shape[-2:]) * torch.finfo(a.dtype).eps

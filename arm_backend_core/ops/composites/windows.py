@@ -25,7 +25,10 @@ aten = torch.ops.aten
 def im2col(
     x: Tensor, kernel: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]
 ) -> Tensor:
-    """F.unfold: x [N, C, H, W] -> [N, C * KH * KW, windows], by one strided slice for each element of the window."""
+    """F.unfold: x [N, C, H, W] -> [N, C * KH * KW, windows], by one strided slice for each element of the window.
+
+    Adjacent windows without dilation need only a reshape and a permutation.
+    """
     if x.dim() == 3:
         return im2col(x.unsqueeze(0), kernel, dilation, padding, stride).squeeze(0)
     x = F.pad(x, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else x

@@ -192,8 +192,8 @@ class SumOfSquares:
     def from_rows(cls, rows: ReductionView, *, centre: bool, eps_in_squared_steps: float = 0.0) -> SumOfSquares:
         """Sum the squared deviations from the mean (``centre``), or from zero.
 
-        The sum has headroom, so that ``scaled_eps(eps_in_squared_steps)`` can be added to it. Normalization needs at
-        most 2**46 squared steps. With this eps and 2**16 elements, ``bits`` is -4.
+        The sum has headroom, so that ``scaled_eps(eps_in_squared_steps)`` can be added to it. ``_standardize`` passes
+        an eps of at most 2**46 squared steps. With this eps and rows of 2**16 elements, ``bits`` is -4.
         """
         n, x = rows.n, rows.x.with_scale(1.0)
         drop = 28 if centre else 29

@@ -42,7 +42,14 @@ def sum_(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams) ->
 
 
 def reduce_max(b: Builder, x: Value, q: QParams, axis: int) -> Value:
-    """Maximum of int8 or int16 along one axis, as with ``keepdim=True``. See ``ReductionView.max`` for the cycles."""
+    """Maximum of int8 or int16 along one axis. See ``ReductionView.max`` for the cycles.
+
+    The result has one element for each row. Its shape is that of ``keepdim=True``, unless the view splits rows into
+    parts. The caller reshapes it.
+
+    Raises:
+        Unsupported: the conditions of ``ReductionView.from_tensor``.
+    """
     return ReductionView.from_tensor(b, x, q, (axis,), "amax").max().value
 
 

@@ -191,11 +191,11 @@ def _table_index_int8(rows: ReductionView) -> _ExpTableIndex:
 def _table_index_int16(rows: ReductionView, input_range: float) -> _ExpTableIndex:
     """Table index for int16: 512 intervals of h = ``input_range`` / 512; the row's maximum maps near 32767.
 
-    Interpolation has a relative error of h * h / 8 of e: 2**-14 for h = 0.022, without the split of the sum. Lower
-    entries halve this error. The rounding of the index adds at most 2**-13.5 of e. SUB is one NPU operation only if
-    ``start`` is int16, so ``start`` is halved. If maximum - distance is odd, ``reference`` is then one step of x above
-    the maximum, and all exponentials are smaller by the same factor. If a step of x is 1 / 16 or more, that would cost
-    too much precision, and ``start`` stays int32.
+    Interpolation has a relative error of h * h / 8: 2**-14 for h = 0.022, the value if the sum is not split. Entries
+    below the exact values halve this error. The rounding of the index adds at most 2**-13.5 of e. SUB is one NPU
+    operation only if ``start`` is int16, so ``start`` is halved. If maximum - distance is odd, ``reference`` is then
+    one step of x above the maximum, and all exponentials are smaller by the same factor. If a step of x is 1 / 16 or
+    more, that would cost too much precision, and ``start`` stays int32.
     """
     scale = min(rows.x.scale, 2 * input_range)  # at this scale, one step below the maximum already gives 0
     top = rows.max().rescale(I32, 1.0)

@@ -13,6 +13,7 @@ __all__ = ["ELEMENTWISE", "INJECTIVE_MOVEMENT", "LEVEL_8K", "OPERATORS", "UNARY"
 _FAMILY_MODULES = (elementwise, movement, windows, block_scaled)
 
 #: Operators of which each result element depends on one element of each operand, and no attribute names a dimension.
+#: A per-channel RESCALE is one of them, although its multipliers belong to the last dimension.
 ELEMENTWISE = frozenset(kind for kind, record in OPERATORS.items() if record.is_elementwise)
 #: Elementwise operators with one operand.
 UNARY = frozenset(kind for kind in ELEMENTWISE if len(OPERATORS[kind].rows[0].inputs) == 1)
@@ -22,7 +23,11 @@ INJECTIVE_MOVEMENT = frozenset(kind for kind, record in OPERATORS.items() if rec
 
 
 def evaluate(op: Op, inputs: list[Array]) -> Array | None:
-    """Evaluate ``op`` on these arrays, bit-exact for integers; None if its record cannot evaluate it.
+    """Evaluate ``op`` on these arrays, bit-exact for integers.
+
+    Returns:
+        The result. None if the record has no evaluation, if the result is undefined or depends on the target, or if an
+        operator other than data movement has a BF16 operand or result.
 
     For an elementwise operator, the arrays may have other shapes than its operands. ``compose_tables`` passes all 256
     int8 values.

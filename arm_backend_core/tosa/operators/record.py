@@ -103,11 +103,11 @@ class Operator:
         attribute: name of the flatbuffer's attribute table, without the suffix "Attribute".
         rows: the supported combinations of element types.
         ranks: (minimum, maximum) rank of each operand. The last entry applies to all further operands.
-        shape: computes the shape of the result. The operator must have no violations.
+        shape: computes the shape of the result. For an operator with violations, the shape may be wrong.
         fields: graph attributes that are stored in the attribute table, in its order.
         constant_operands: (graph attribute, type) of each constant operand, in order, after the data operands. The type
-            is "shape" (CONST_SHAPE), "input0", "input1" or "output" (the element type of that value), "multiplier"
-            (INT32 if ``scale32``, else INT16) or the value of a DType.
+            is one of: "shape" (CONST_SHAPE); "input0", "input1" or "output", the element type of that value;
+            "multiplier", INT32 if ``scale32``, else INT16; the value of a DType.
         find_violations: yields the violated ERROR_IF and REQUIRE statements of the specification, of those that do not
             depend on run-time values.
         compute: evaluates the operator in numpy, bit-exact for integers; returns None if the result is undefined
@@ -151,18 +151,27 @@ class Operator:
         return {key: tuple(row for row in self.rows if (row.inputs, row.output) == key) for key in keys}
 
     def result_type(self, *inputs: DType) -> DType:
-        """Element type of the result for operands of these types. Without a row for them, the first operand's type."""
+        """Element type of the result in the first row whose operands begin with the types ``inputs``.
+
+        Without such a row, the first operand's type.
+        """
         return next((row.output for row in self.rows if row.inputs[: len(inputs)] == inputs), inputs[0])
 
     def accumulator_type(self, *inputs: DType) -> DType:
-        """The most precise element type of the accumulator for operands of these types."""
+        """The most precise accumulator type of the rows whose operands begin with the types ``inputs``.
+
+        Rows list their accumulator types in ascending precision. Without such a row, the first operand's type.
+        """
         rows = [row for row in self.rows if row.inputs[: len(inputs)] == inputs]
         return rows[-1].accumulator or rows[-1].output if rows else inputs[0]
 
-    def min_version(self, inputs: Sequence[DType], output: DType) -> tuple[int, int]:
-        """The first TOSA version that supports the operator on these element types."""
+    def min_version(self, inputs: Sequence[DType], output: DType, target: Target | None = None) -> tuple[int, int]:
+        """The first TOSA version with the operator on these element types in the profiles and extensions of ``target``.
+
+        If ``target`` is None, in any profile. A later version may add an operator to a further profile.
+        """
         rows = self._rows_by_types[tuple(inputs[:1] if self.is_variadic else inputs), output]
-        return min(row.version for row in rows)
+        return min(row.version for row in rows if target is None or row.is_supported_by(target))
 
     def type_refusal(self, inputs: Sequence[DType], output: DType, target: Target) -> str | None:
         """Why ``target`` does not support the operator on these element types; None if it does."""
@@ -238,7 +247,7 @@ def _size_violations(op: Op) -> Iterator[str]:
         if len(value.shape) > LEVEL_8K.max_rank:
             yield f"{len(value.shape)} dimensions in {value!r} ({LEVEL_8K.max_rank} at most); merge some by a reshape"
         if value.size * value.dtype.bytes >= 1 << LEVEL_8K.max_log2_size:
-            yield f"{value!r} (2 GiB at most)"
+            yield f"{value!r} (less than 2 GiB)"
 
 
 OPERATORS: dict[str, Operator] = {}

@@ -208,7 +208,8 @@ define_operator(
 
 # -- RESIZE --------------------------------------------------------------------------------------------------
 
-#: Limits of RESIZE: sizes are less than ``_SIZE_LIMIT``, and scales greater than 1 / ``_REDUCTION_LIMIT``.
+#: Limits of RESIZE: sizes are less than ``_SIZE_LIMIT``, numerators of scales at most ``_MAX_NUMERATOR``, and scales
+#: greater than 1 / ``_REDUCTION_LIMIT``.
 _SIZE_LIMIT, _MAX_NUMERATOR, _REDUCTION_LIMIT = 16384, 1 << 11, 16
 
 

@@ -19,7 +19,7 @@ _MIN_BYTES = 1024
 
 
 def deduplicate_constants(graph: Graph, target: Target) -> None:
-    """Store constants of equal type and bytes once, from ``_MIN_BYTES`` on.
+    """Store constants of equal type and bytes, of at least ``_MIN_BYTES``, once for each graph or region.
 
     NPUs are skipped, because Vela encodes the weights separately for each reader.
     """
@@ -38,7 +38,8 @@ def deduplicate_constants(graph: Graph, target: Target) -> None:
 def _replace_by_reshapes(graph: Graph, build: Builder, uses: Sequence[tuple[Op, int]]) -> None:
     """Store one of several equal constants, and replace the others by RESHAPEs of the stored one.
 
-    If a constant is the weight of a convolution, it is stored, because TOSA compilers may reorder a constant weight.
+    The first weight of a convolution among them is stored, because TOSA compilers may reorder a constant weight. If
+    none is a weight, the first constant is stored.
 
     Args:
         uses: (operator, operand index) of each constant.

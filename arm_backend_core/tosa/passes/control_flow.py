@@ -19,7 +19,8 @@ from arm_backend_core.tosa.passes.rewrite import skip_through
 def outline_control_flow(graph: Graph, target: Target) -> None:
     """Outline control flow if the target supports it.
 
-    Inner loops and branches are outlined first. Outlining an outer one moves them into its region.
+    Loops are outlined before branches, and inner ones before outer ones. Outlining moves inner WHILE_LOOPs and COND_IFs
+    into the region of the outer one. Then the function outlines the SELECTs in each new region.
     """
     if "controlflow" not in target.extensions:
         return

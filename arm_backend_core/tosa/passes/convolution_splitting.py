@@ -50,7 +50,11 @@ def split_convolution(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def _find_path(op: Op, rewriter: Rewriter) -> list[_PathNode] | None:
-    """The operators from the SLICE back to a CONV2D; None unless the SLICE reads all pixels of some channels."""
+    """The operators before the SLICE, back to and including a CONV2D.
+
+    None unless the SLICE reads all pixels and a multiple of ``_CHANNEL_MULTIPLE`` channels, the weights are constant,
+    and each value between the two operators has one reader. The operand of the SLICE may have several readers.
+    """
     spans: list[Span] | None = list(zip(op.attrs["start"], op.attrs["size"], strict=True))
     value, path = op.inputs[0], []
     while spans is not None and value.producer is not None:

@@ -1,6 +1,6 @@
 """Common subexpression elimination: compute equal operators with equal operands and attributes once.
 
-``duplicate_convolutions`` reverses it where it costs cycles.
+``duplicate_convolutions`` undoes the elimination where a shared convolution costs cycles.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def eliminate_common_subexpressions(graph: Graph, target: Target) -> None:
 
 
 def duplicate_convolutions(graph: Graph, target: Target) -> None:
-    """Give each RESCALE of a convolution's sums its own convolution on NPUs: Vela fuses one RESCALE only.
+    """On NPUs, give each RESCALE of a CONV2D or DEPTHWISE_CONV2D its own convolution: Vela fuses one RESCALE only.
 
     A separate per-channel RESCALE takes 20 cycles per element on U55-128. On U55, Vela rejects a RESCALE of INT48 that
     it does not fuse into the convolution.

@@ -19,7 +19,7 @@ def reshape_groups(a: tuple[int, ...], b: tuple[int, ...]) -> DimGroups:
     """Shortest groups of adjacent dimensions of ``a`` and ``b`` between which a RESHAPE maps the elements.
 
     For example, [4, 6] to [2, 2, 6] has the groups ([0], [0, 1]) and ([1], [2]). A dimension of size 1 belongs to the
-    preceding group. Both shapes have the same, non-zero number of elements.
+    preceding group, a leading one to the first group. Both shapes have the same, non-zero number of elements.
     """
     boundaries = sorted(set(accumulate(a, mul)) & set(accumulate(b, mul)) | {prod(a)})
     groups: DimGroups = [([], []) for _ in boundaries]
@@ -80,7 +80,7 @@ def _undo_reshape(value: Value, old: tuple[int, ...], new: tuple[int, ...], rewr
 
     Returns:
         None unless this is free: ``value`` is a RESHAPE from ``new``, a constant, a RESCALE of a constant, or has one
-        element.
+        element. Also None if a constant broadcasts along some, but not all dimensions of a group (``reshape_groups``).
     """
     reshape = producer(value, "RESHAPE")
     if reshape is not None and value.shape == old and reshape.inputs[0].shape == new:
@@ -90,7 +90,7 @@ def _undo_reshape(value: Value, old: tuple[int, ...], new: tuple[int, ...], rewr
         inner = _undo_reshape(rescale.inputs[0], old, new, rewriter)
         return inner and rewriter.builder.emit("RESCALE", (inner,), value.dtype, **rescale.attrs)
     if value.data is None and (value.size > 1 or prod(old) == 1):
-        return None  # not free; with one element, the rule would move the RESHAPE back and forth between operands
+        return None  # not free; if ``old`` has one element, the RESHAPE would move back and forth between operands
     shape = [1] * len(new)
     for new_dims, old_dims in reshape_groups(new, old):
         broadcast_dims = [dim for dim in old_dims if value.shape[dim] != 1]

@@ -16,7 +16,10 @@ from arm_backend_core.tosa.passes.rewrite import Rewriter, RewriteRule, producer
 
 
 def merge_transpose(op: Op, rewriter: Rewriter) -> Value | None:
-    """Merge two successive TRANSPOSEs. A TRANSPOSE that moves only dimensions of size 1 becomes a RESHAPE."""
+    """Merge two successive TRANSPOSEs. A TRANSPOSE that moves only dimensions of size 1 becomes a RESHAPE.
+
+    If no TRANSPOSE directly precedes, apply ``cancel_transpose``.
+    """
     source, perms = op.inputs[0], tuple(op.attrs["perms"])
     if is_free_permutation(source.shape, identity(source.rank), perms):
         return rewriter.builder.reshape(source, op.output.shape)

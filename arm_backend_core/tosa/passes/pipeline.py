@@ -61,8 +61,8 @@ class ScheduledPass(NamedTuple):
     stage_after: Stage
 
 
-#: Tables of peephole rules in the order in which an operator tries them: constant folding, data movement, fusion,
-#: convolution splitting, TRANSPOSEs.
+#: Tables of peephole rules in the order in which the rules are tried on an operator: constant folding, data movement,
+#: fusion, convolution splitting, TRANSPOSEs.
 _RULE_TABLES = (
     constant_folding.RULES,
     peephole_movement.RULES,
@@ -72,6 +72,7 @@ _RULE_TABLES = (
 )
 RULES = {kind: [rule for rules in _RULE_TABLES for rule in rules.get(kind, ())] for kind in OPERATORS}
 #: Apply all peephole rules to a fixpoint. Each rule removes an operator or moves one towards the outputs.
+#: ``split_convolution`` removes a SLICE and splits the convolution before it.
 simplify: Pass = partial(rewrite_to_fixpoint, rules=RULES)
 #: Remove pairs of inverse TRANSPOSEs.
 cancel_transposes: Pass = partial(rewrite_to_fixpoint, rules={"TRANSPOSE": [peephole_transpose.cancel_transpose]})
@@ -183,7 +184,8 @@ def run(graph: Graph, target: Target, choose_alternatives: Pass = lambda graph, 
 
     Raises:
         AssertionError: a pass has a bug. It left a graph that is not in single-assignment form, an operator that is
-            illegal in TOSA or on the target, a pattern that Vela miscompiles, or one value as two outputs.
+            illegal in TOSA or on the target, a pattern that Vela miscompiles, one value as two outputs, or an output
+            that is not the result of an operator.
     """
     checker = StageChecker(target) if is_strict() else None
     if checker:

@@ -24,7 +24,9 @@ class Rewriter:
         self._outputs = set(graph.outputs)
 
     def users(self, value: Value) -> list[Op] | None:
-        """The readers of ``value`` at the start of the sweep; for a replacement, those of the replaced value.
+        """The operators that read ``value`` at the start of the sweep.
+
+        If ``value`` has replaced another value in this sweep, the readers of the replaced value are included.
 
         Returns:
             None if ``value`` is an output of the graph, nothing reads it, or a rule of this sweep emitted it without
@@ -134,8 +136,8 @@ def _propagate_origins(emitted: Mapping[Op, Sequence[Op]], live: Collection[Op],
 
     The builder gives emitted operators the origins of the operator that the rule replaced. The rule may also remove
     producers of this operator. Their origins go to the emitted operators of the same kind, or else to all of them. If a
-    rule swapped two operators, as f(TRANSPOSE(x)) to TRANSPOSE(f(x)), each keeps its own origins only. No arithmetic
-    loses its origins.
+    rule swapped two operators, as f(TRANSPOSE(x)) to TRANSPOSE(f(x)), each keeps its own origins only. Arithmetic loses
+    its origins only if the rule emitted no operator.
 
     Args:
         emitted: {replaced operator: the operators that its rule emitted}, in execution order.

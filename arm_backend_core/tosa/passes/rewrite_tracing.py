@@ -106,8 +106,9 @@ def _find_condition(code: CodeType, line: int) -> tuple[int, str]:
     """Find the innermost condition around a line of a function.
 
     Returns:
-        the first line and the source text of the condition. If the line is a statement such as ``return helper(x)``,
-        the first line of this statement and the text of the call.
+        the first line and the source text of the condition. If the line belongs to a statement such as ``return
+        helper(x)``, the first line of this statement and the text of the returned expression. With neither, ``line``
+        and a text that says so.
     """
     first, text = line, "the rule ended without a match"
     for node in ast.walk(_parse(code.co_filename)):

@@ -88,8 +88,9 @@ class _ConvAxis:
     def im2col_splits(self, max_stride: int) -> Iterator[tuple[_ConvAxis, _ConvAxis]]:
         """Yield splits into two convolutions: (im2col, convolution of the im2col result).
 
-        The im2col moves either a whole window or the elements of one stride into channels. If the stride exceeds
-        ``max_stride``, the im2col moves only a factor of 2 or 3 of it.
+        The im2col of the first split moves the elements of one stride into channels. If the stride exceeds
+        ``max_stride``, it moves only 2 or 3 elements, whichever divides the stride, else 1. The second split, for
+        kernels from 2 to 8 and strides up to ``max_stride``, moves a whole window.
         """
         factor = self.stride
         if factor > max_stride:
@@ -134,7 +135,11 @@ class _ConvCostModel:
 
 
 def rewrite_strided_convolution(op: Op, rewriter: Rewriter) -> Value | None:
-    """Replace a CONV2D by its cheapest space-to-depth or im2col candidate; None if the CONV2D itself is cheaper."""
+    """Replace a CONV2D by its cheapest space-to-depth or im2col candidate.
+
+    None if no candidate saves more than half the start cycles of an operation, or if the convolution is not eligible:
+    computed weights, a dilation, elements other than int8 and int16, or stride 1 with at least 8 channels.
+    """
     weight, build = op.inputs[1], rewriter.builder
     if weight.data is None or max(op.attrs["dilation"]) > 1 or op.inputs[0].dtype not in (DType.INT8, DType.INT16):
         return None

@@ -68,7 +68,8 @@ class StageChecker:
 
         Raises:
             AssertionError: an operator or a type is not allowed at this stage, an operator violates the TOSA
-                specification or a limit of the hardware, or the outputs are not distinct.
+                specification or a limit of the hardware, two outputs are the same value, or an output is not the result
+                of an operator.
         """
         graphs = [graph]
         for op in graph.walk():

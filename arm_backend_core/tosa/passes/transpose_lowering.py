@@ -27,7 +27,7 @@ def sink_slices(graph: Graph, target: Target) -> None:
 
 
 def lower_transposes(graph: Graph, target: Target) -> None:
-    """Lower each TRANSPOSE for ``target``. The pass must run once, because it would lower its own results again."""
+    """Lower each TRANSPOSE for ``target``. The pass must not run twice: it would lower its own results again."""
     if target.hardware.is_npu:
         apply_once(graph, target, {"TRANSPOSE": [lower_transpose], "MATMUL": [transpose_before_matmul]})
 
@@ -98,11 +98,11 @@ def transpose_before_matmul(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def transpose_by_convolution(op: Op, rewriter: Rewriter) -> Value | None:
-    """Replace a TRANSPOSE from [A, N] to [N, A] by a convolution over the height of an image [A, N / 4] of 4 channels.
+    """Replace a TRANSPOSE from [A, N] to [N, A] by a convolution over the height of an image [A, N / C] of C channels.
 
-    The convolution takes a quarter of a cycle per element for small A. Its multiplications grow with A * A. A TRANSPOSE
-    is faster for A > 16 and for small N: with A = 16 and N = 256 (int8), it takes 3,200 cycles against 5,472. With
-    N = 1024, the convolution is faster.
+    C is 4, or 2 or 1 if it does not divide N. The convolution takes a quarter of a cycle per element for small A. Its
+    multiplications grow with A * A. A TRANSPOSE is faster for A > 16 and for N < 4 * A * A: with A = 16 and N = 256
+    (int8), it takes 3,200 cycles against 5,472. With N = 1024, the convolution is faster.
     """
     source = op.inputs[0]
     shape, perms = merge_axes(source.shape, op.attrs["perms"])

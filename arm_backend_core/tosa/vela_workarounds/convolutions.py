@@ -80,9 +80,9 @@ def _find_equal_weights(graph: Graph, target: Target) -> list[tuple[Op, int]]:
 
 
 def _make_weights_distinct(graph: Graph, target: Target, matches: Sequence[tuple[Op, int]]) -> None:
-    """Append columns of zeros to the weights, and padding on the right, so that all weights differ.
+    """Append columns to the weights, and padding on the right, so that all weights differ.
 
-    Zero is the weight zero point, so that no result changes.
+    The new elements are equal to the weight zero point, so that no result changes.
 
     Args:
         matches: (convolution, number of columns).

@@ -38,7 +38,7 @@ _OWN_TYPE_CLIPPING_KINDS = (NONUNARY - {"INTDIV"}) | {"BITWISE_NOT", "CAST", "MA
 
 
 def _is_scaled_maximum(op: Op, rewriter: Rewriter) -> bool:
-    """Match a RESCALE to the same type that is the only reader of a MAX_POOL2D or REDUCE_MAX.
+    """Match a RESCALE to the same type, by another scale than 1, that is the only reader of a MAX_POOL2D or REDUCE_MAX.
 
     Bug ``scaled_maximum``: Vela fuses both into a max pooling with ``OFM_SCALE``. U55 and U65 do not scale a maximum,
     so that the RESCALE is lost. IDENTITYs, RESHAPEs and RESCALEs by 1 may be between the two.
@@ -265,7 +265,7 @@ def _is_clipped_by_producer(op: Op, rewriter: Rewriter) -> bool:
 
 
 def _is_skippable(op: Op) -> bool:
-    """Whether ``op`` moves elements or is a RESCALE by 1 to more bits."""
+    """Whether ``op`` only moves elements of one operand, or is a RESCALE by 1 to more bits."""
     if op.kind != "RESCALE":
         return op.kind in DATA_MOVEMENT and op.kind != "CONCAT"
     return log2_scale(op) == 0 and not op.attrs["input_zp"] and op.output.dtype.bytes > op.inputs[0].dtype.bytes

@@ -89,9 +89,9 @@ def _loses_concat_offset(reader: Op, value: Value, rewriter: Rewriter) -> bool:
     if op.kind == "DEPTHWISE_CONV2D":
         return op.inputs[1].shape[3] > 1 and not has_reshape
     loses_offset = bool(rewriter.builder.target.hardware.axes_lost_on_split(op))
-    # In Vela, a MATMUL has a result of four dimensions, the first of size 1. It loses the offset before a RESHAPE only.
     if op.kind == "AVG_POOL2D":
         return loses_offset and (max(op.attrs["stride"]) > 3 or max(op.attrs["kernel"]) > 8)
+    # In Vela, a MATMUL has a result of four dimensions, the first of size 1. It loses the offset before a RESHAPE only.
     return loses_offset and (has_reshape if op.kind == "MATMUL" else op.kind in _REDUCTIONS and not has_reshape)
 
 

@@ -16,7 +16,7 @@ from arm_backend_core.tosa.vela_workarounds.copies import broadcast_constant, co
 from arm_backend_core.tosa.vela_workarounds.workaround import AnyWorkaround, Workaround
 
 #: Data movement that Vela may fuse with its producer or consumer. This is behavior of Vela. TOSA's definition,
-#: ``Operator.is_data_movement``, includes REVERSE, GATHER and SELECT.
+#: ``Operator.is_data_movement``, also includes REVERSE, GATHER and SELECT.
 DATA_MOVEMENT = ("CONCAT", "IDENTITY", "PAD", "RESHAPE", "SLICE", "TILE", "TRANSPOSE")
 
 
@@ -65,7 +65,7 @@ def _is_widened_again(value: Value, rewriter: Rewriter, *, scaled: bool) -> bool
 
 
 def _loses_multiplier_bits(op: Op, rewriter: Rewriter) -> bool:
-    """Match a RESCALE of int48 by 1, followed by a RESCALE whose multiplier has more than 15 bits.
+    """Match a RESCALE of int48 by 1, followed by a RESCALE whose multiplier has more than 15 significant bits.
 
     Bug ``long_scale``: Vela merges both into one RESCALE of int48, whose multiplier has 15 bits, so that the low bits
     are lost. A copy of the first result prevents this.
@@ -128,9 +128,9 @@ def _match_narrowing_cast(op: Op, rewriter: Rewriter) -> int | None:
 
 
 def _match_chained_cast(op: Op, rewriter: Rewriter) -> int | None:
-    """Match a CAST that ``_match_narrowing_cast`` matches, if its only reader is an elementwise operator or a CAST.
+    """Match a CAST that ``_match_narrowing_cast`` matches, if all its readers are of the same elementwise kind.
 
-    Bug ``chained_cast``: in one chain with its reader, the CAST saturates as on U55. RESHAPEs may be between the two.
+    Bug ``chained_cast``: in one chain with a reader, the CAST saturates as on U55. RESHAPEs may be between the two.
     CLAMP is excluded, because Vela fuses it with the CAST.
     """
     result = op.output
@@ -182,7 +182,7 @@ def _value_bounds(value: Value, depth: int = 8) -> tuple[float, float]:
 
 
 def _bounds_of_mul_or_shift(op: Op, operand: tuple[float, float]) -> tuple[float, float]:
-    """Bounds of x * 1 and x << n >> n, which the workarounds emit. For others, the bounds of the type."""
+    """Bounds of x * 1 and x << n >> n, which the workarounds emit. For any other MUL or shift, those of the type."""
     type_min, type_max = op.output.dtype.range
     if op.kind == "MUL":
         is_identity = op.inputs[1].data is not None and op.inputs[1].data.flat[0] == 1 and not op.attrs["shift"]

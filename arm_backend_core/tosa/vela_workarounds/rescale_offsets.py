@@ -43,7 +43,7 @@ def _has_int32(op: Op) -> bool:
 
 
 def _loses_operand_offset(op: Op, rewriter: Rewriter) -> bool:
-    """Match a RESCALE to or from int32 of a partial tensor that no reader fuses.
+    """Match a RESCALE to or from int32 of a partial tensor, unless all its readers fuse it.
 
     Bug ``rescaled_part``: Vela emits a MUL that reads from the start of the larger tensor, or writes only one part. The
     operand comes from a SLICE, perhaps through RESHAPEs that add or remove dimensions of size 1, or from a producer
@@ -252,7 +252,10 @@ def _has_fusible_scales(terms: list[Op | None]) -> bool:
 
 
 def _may_fuse_into_producer(value: Value, rewriter: Rewriter) -> bool:
-    """Whether Vela may fuse the RESCALE that computes ``value`` into the producer of an operand that only it reads."""
+    """Whether Vela may fuse the RESCALE that computes ``value`` into the producer of the RESCALE's operand.
+
+    The RESCALE must be the only reader of its operand.
+    """
     x = value.producer.inputs[0] if value.producer is not None else value
     x, _ = trace_back(x, lambda view: view.kind == "RESHAPE" and rewriter.has_one_use(view.output))
     return rewriter.has_one_use(x) and x.producer is not None and x.producer.kind not in _UNFUSIBLE_KINDS
@@ -265,7 +268,7 @@ def _gets_own_rescale_per_reader(value: Value, rewriter: Rewriter) -> bool:
 
 
 def _loses_result_offset(reader: Op, value: Value, rewriter: Rewriter) -> bool:
-    """Whether the only reader of a RESCALE to or from int32 is a CONCAT or PAD that stores it at an offset.
+    """Whether the only reader of a RESCALE to or from int32 is a CONCAT or PAD that stores its result at an offset.
 
     Bug ``joined_rescale``: unless its producer fuses the RESCALE, Vela writes the result to the start of the larger
     tensor.

@@ -72,8 +72,8 @@ def _cancels_vela_transpose(op: Op, rewriter: Rewriter, *, is_result: bool) -> b
     after the RESHAPE. Bug ``cancelled_result``: if the TRANSPOSE reads an output of the program, this output is lost.
 
     Args:
-        is_result: match only operands that are program outputs, directly or through a RESHAPE. If false, match only
-            others.
+        is_result: match only if the operand of the TRANSPOSE is an output of the program, directly or through a
+            RESHAPE. If false, match only if it is not.
     """
     x, perms = op.inputs[0], list(op.attrs["perms"])
     reshape, last_axis = producer(x, "RESHAPE"), x.rank - 1
@@ -107,7 +107,7 @@ def _transpose_copy(op: Op, match: bool, rewriter: Rewriter) -> Value:
 
 
 def _match_high_rank_reverse(op: Op, rewriter: Rewriter) -> tuple[int, int, int] | None:
-    """Match a REVERSE of rank 5, or of rank 4 with a dimension of size 1.
+    """Match a REVERSE of rank 5 or 6, or of rank 4 if a dimension after the first has size 1.
 
     Bug ``reversed``: with a TRANSPOSE of other dimensions, the REVERSE writes beyond the end of its result.
 
