@@ -1,9 +1,9 @@
 """Lowering to kernels: replace the quantized operators of an ATen program by int8 kernels of the Cortex-M.
 
 Quantize nodes end the regions that kernels compute. For each quantize node, in program order, the operators between the
-preceding dequantize nodes and the quantize node become kernel calls, if there is a rule for them. Otherwise these
-operators stay in floating point, between dequantize and quantize operators. A tensor keeps the memory layout in which a
-kernel wrote it until a reader needs another layout.
+preceding dequantize nodes and the quantize node become a table, if they compute a function of one tensor, or kernel
+calls, if there is a rule for them. Otherwise these operators stay in floating point, between dequantize and quantize
+operators. A tensor keeps the memory layout in which a kernel wrote it until a reader needs another layout.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def lower_to_kernels(program: ExportedProgram, isa: Isa) -> dict[Node, Unsupport
 
 
 def find_unquantized_operators(program: ExportedProgram) -> dict[Node, str]:
-    """For each operator whose results are integers or booleans other than int8, the reason why no kernel computes it.
+    """For each operator whose first result has booleans or integers other than int8, why no kernel computes it.
 
     These operators need no quantization, so they are no refusals.
     """

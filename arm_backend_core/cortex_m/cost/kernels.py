@@ -41,7 +41,7 @@ class Call:
         return math.prod(self.result)
 
     def count(self, counts: Counts) -> float:
-        """The number for the machine code."""
+        """The number of ``counts`` for the machine code of this call."""
         return counts.of(self.code)
 
 
