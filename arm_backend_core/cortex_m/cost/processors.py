@@ -44,8 +44,9 @@ _WITHOUT_FPU = ("cortex-m0", "cortex-m0plus", "cortex-m3", "cortex-m23")
 #: Processors whose code is ``CodeVariant.BASELINE``.
 _BASELINE = ("cortex-m0", "cortex-m0plus", "cortex-m23")
 
-#: Maximum number of int8 products per cycle, by code: one multiplication (Arm's Technical Reference Manuals; on M0, M0+ and M23,
-#: with the fast multiplier), SMLAD with two products of int16, and two beats of four int8 products on M55 and M85.
+#: Maximum number of int8 products per cycle, by code: one multiplication (Arm's Technical Reference Manuals; on M0, M0+
+#: and M23, with the fast multiplier), SMLAD with two products of int16, and two beats of four int8 products on M55 and
+#: M85.
 PEAK_MACS = Counts(1, 1, 2, 8)
 
 
