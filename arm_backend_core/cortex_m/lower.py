@@ -184,7 +184,7 @@ class _KernelLowering:
         if q.dtype is not DType.INT8:
             raise Unsupported(f"the kernels compute int8, and its result is {q.dtype.value}")
         if is_dequantize(source):
-            return requantize(self._emit, self._operand(source), q)
+            return requantize(self._emit, self._int8_operand(source), q)
         anchor, activation = _split_activation(source)
         try:
             function = match_univariate(source, self.constants)
@@ -197,12 +197,13 @@ class _KernelLowering:
             )
             value = rule(cx)
             return QuantizedValue(q, value.shape, value.layout, value.node, value.data)
-        operand = self._operand(function.source)
-        operand.require_int8()
+        operand = self._int8_operand(function.source)
         return apply_table(self._emit, operand, function.tabulate(quantize, self.constants), q)
 
-    def _operand(self, dequantize: Node) -> QuantizedValue:
-        return read_operand(dequantize, self._values, self.constants, self._qparams)
+    def _int8_operand(self, dequantize: Node) -> QuantizedValue:
+        operand = read_operand(dequantize, self._values, self.constants, self._qparams)
+        operand.require_int8()
+        return operand
 
     def replace_quantize_nodes(self) -> None:
         """Replace the lowered quantize nodes by the kernels' results, for readers that are not lowered themselves."""
