@@ -116,7 +116,10 @@ class Emitter:
         return self._materialized[key]
 
     def transpose(self, node: Node, order: Layout) -> Node:
-        """Dimension i of the result is dimension ``order[i]``. A view if only dimensions of size 1 change places."""
+        """Transpose a tensor: dimension i of the result is dimension ``order[i]`` of ``node``.
+
+        It is a view if only dimensions of size 1 change places.
+        """
         shape = tuple(node.meta["val"].shape)
         target = tuple(shape[axis] for axis in order)
         merged_shape, merged_order = merge_axes(shape, order)

@@ -81,8 +81,8 @@ def lower_to_kernels(program: ExportedProgram, isa: Isa) -> dict[Node, Unsupport
         isa: instruction set of the kernels.
 
     Returns:
-        The reasons why operators stay in floating point: those whose lowering failed, and those without a kernel.
-        Operators with a kernel that the quantizer left in floating point are missing.
+        Operator that stays in floating point -> reason: its lowering failed, or there is no kernel for it. Operators
+        with a kernel that the quantizer left in floating point are missing.
     """
     replace_casts_by_dequantize(program.graph, Emitter(program.graph_module, isa))
     lowering = _KernelLowering(program, isa)

@@ -1,4 +1,4 @@
-"""Diagnosis of a quantized layer's error: the main cause, the remedy, and the expected SQNR after the remedy.
+"""Diagnosis of a quantized layer's error: the main cause, the remedy, and the SQNR expected without this cause.
 
 The noise has three causes, which are measured separately: clipping, rounding and quantized weights. The main cause is
 the one with the largest error. If it is rounding, and calibration chose a quantization range that is too wide, the
@@ -55,7 +55,9 @@ class LayerAdvice:
         cause: "clipping", "outliers", "range" (wider than the samples need), "rounding" or "weights".
         share: error of the cause as a share of the sum of the three errors.
         text: measured figures and the remedy.
-        sqnr: expected SQNR of the isolated layer after the remedy, in dB, computed from the measured noise powers.
+        sqnr: expected SQNR of the isolated layer in dB, computed from the measured noise powers. For "rounding" and
+            "outliers", with the target's finer precision; for "range", with the range of the samples; for "clipping"
+            and "weights", without the error of this cause.
         precision: precision that the remedy recommends for modules, a value of the recipe option ``precisions``; "" if
             the remedy recommends none.
     """
