@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from arm_recipes._internal.messages import suppress_warnings
-from arm_recipes.devtools.calls import DelegateCall, collect_delegate_calls
+from arm_recipes.devtools.delegate_calls import DelegateCall, collect_delegate_calls
 from arm_recipes.devtools.etdump import check_loggable, collect_events, debug_buffer_bytes, log_events
 from arm_recipes.devtools.etrecord import build_etrecord, serialize_etrecord
 from arm_recipes.devtools.inspector_graph import compute_node_values, with_debug_handles
