@@ -74,7 +74,7 @@ def _broadcast(cx: KernelContext, tensors: Sequence[Node], layout: Layout) -> tu
 
 
 def _is_trailing(small: Sequence[int], shape: Sequence[int]) -> bool:
-    """Whether ``small`` equals the last dimensions of ``shape``, apart from its leading dimensions of size 1."""
+    """Whether ``small``, without its leading dimensions of size 1, equals the last dimensions of ``shape``."""
     start = next((i for i, size in enumerate(small) if size != 1), len(small))
     return tuple(small[start:]) == tuple(shape[start:])
 
