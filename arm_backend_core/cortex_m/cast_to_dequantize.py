@@ -31,9 +31,10 @@ def is_cast_from_8_bits(node: Node) -> bool:
 
 
 def replace_casts_by_dequantize(graph: Graph, emit: Emitter) -> None:
-    """Replace casts from int8 and uint8, and dequantize operators of uint8, by dequantize operators of int8.
+    """Replace casts from int8 and uint8 to floating point, and dequantize operators of uint8, by those of int8.
 
-    A node is left unchanged if no quantize operator reads it: no kernel reads its integers then.
+    A dequantize operator of uint8 is replaced if it is per tensor, with the limits 0 and 255. A node is left unchanged
+    if no quantize operator reads it, because no kernel reads its integers then.
 
     Args:
         graph: the graph.
@@ -56,15 +57,15 @@ def replace_casts_by_dequantize(graph: Graph, emit: Emitter) -> None:
 
 
 def _parameters(node: Node) -> tuple[float, int] | None:
-    """Scale and zero point of a cast of int8 or uint8, or of a dequantize operator of uint8; None for other nodes."""
+    """Scale and zero point of a node that ``replace_casts_by_dequantize`` may replace; None for other nodes."""
     if node.op != "call_function" or not node.all_input_nodes:
         return None
     if is_cast_from_8_bits(node):
         return 1.0, 0
     arguments: Any = node.args
     is_per_tensor = is_dequantize(node) and isinstance(arguments[1], float)
-    reads_all = is_per_tensor and _dtype(arguments[0]) is torch.uint8 and arguments[3:5] == (0, 255)
-    return (arguments[1], arguments[2]) if reads_all else None
+    has_full_range = is_per_tensor and _dtype(arguments[0]) is torch.uint8 and arguments[3:5] == (0, 255)
+    return (arguments[1], arguments[2]) if has_full_range else None
 
 
 def _to_int8(source: Node, reader: Node, emit: Emitter) -> Node:

@@ -25,7 +25,7 @@ aten = torch.ops.aten
 
 
 class KernelLimitation(Unsupported):
-    """CMSIS-NN's kernel would fail on some arguments, or compute other results."""
+    """CMSIS-NN's kernel would fail on some arguments, compute wrong results or write outside its result."""
 
 
 class Emitter:
@@ -51,7 +51,7 @@ class Emitter:
         """Call a kernel; ``arguments`` are those of its schema without the scratch tensors. The result is int8.
 
         Raises:
-            KernelLimitation: CMSIS-NN's kernel would fail on these arguments, or compute other results.
+            KernelLimitation: CMSIS-NN's kernel cannot compute these arguments (``Kernel.find_limitation``).
         """
         limitation = self._find_limitation(name, arguments)
         if limitation is not None:
@@ -101,7 +101,7 @@ class Emitter:
     def materialize(self, value: QuantizedValue, layout: Layout | None = None) -> Node:
         """The tensor of ``value``, with its dimensions in the order ``layout`` (default: the program's).
 
-        Each order is computed once.
+        A tensor is transposed to each order only once.
         """
         layout = identity(value.rank) if layout is None else layout
         if value.data is not None:
@@ -116,7 +116,10 @@ class Emitter:
         return self._materialized[key]
 
     def transpose(self, node: Node, order: Layout) -> Node:
-        """Dimension i of the result is dimension ``order[i]``. A view if only dimensions of size 1 change places."""
+        """Transpose a tensor: dimension i of the result is dimension ``order[i]`` of ``node``.
+
+        It is a view if only dimensions of size 1 change places.
+        """
         shape = tuple(node.meta["val"].shape)
         target = tuple(shape[axis] for axis in order)
         merged_shape, merged_order = merge_axes(shape, order)

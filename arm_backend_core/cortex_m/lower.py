@@ -1,9 +1,9 @@
 """Lowering to kernels: replace the quantized operators of an ATen program by int8 kernels of the Cortex-M.
 
 Quantize nodes end the regions that kernels compute. For each quantize node, in program order, the operators between the
-preceding dequantize nodes and the quantize node become kernel calls, if there is a rule for them. Otherwise these
-operators stay in floating point, between dequantize and quantize operators. A tensor keeps the memory layout in which a
-kernel wrote it until a reader needs another layout.
+preceding dequantize nodes and the quantize node become a table, if they compute a function of one tensor, or kernel
+calls, if there is a rule for them. Otherwise these operators stay in floating point, between dequantize and quantize
+operators. A tensor keeps the memory layout in which a kernel wrote it until a reader needs another layout.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def lower_to_kernels(program: ExportedProgram, isa: Isa) -> dict[Node, Unsupport
         isa: instruction set of the kernels.
 
     Returns:
-        The reasons why operators stay in floating point: those whose lowering failed, and those without a kernel.
-        Operators with a kernel that the quantizer left in floating point are missing.
+        Operator that stays in floating point -> reason: its lowering failed, or there is no kernel for it. Operators
+        with a kernel that the quantizer left in floating point are missing.
     """
     replace_casts_by_dequantize(program.graph, Emitter(program.graph_module, isa))
     lowering = _KernelLowering(program, isa)
@@ -107,7 +107,7 @@ def lower_to_kernels(program: ExportedProgram, isa: Isa) -> dict[Node, Unsupport
 
 
 def find_unquantized_operators(program: ExportedProgram) -> dict[Node, str]:
-    """For each operator whose results are integers or booleans other than int8, the reason why no kernel computes it.
+    """For each operator whose first result has booleans or integers other than int8, why no kernel computes it.
 
     These operators need no quantization, so they are no refusals.
     """
@@ -184,7 +184,7 @@ class _KernelLowering:
         if q.dtype is not DType.INT8:
             raise Unsupported(f"the kernels compute int8, and its result is {q.dtype.value}")
         if is_dequantize(source):
-            return requantize(self._emit, self._operand(source), q)
+            return requantize(self._emit, self._int8_operand(source), q)
         anchor, activation = _split_activation(source)
         try:
             function = match_univariate(source, self.constants)
@@ -197,12 +197,13 @@ class _KernelLowering:
             )
             value = rule(cx)
             return QuantizedValue(q, value.shape, value.layout, value.node, value.data)
-        operand = self._operand(function.source)
-        operand.require_int8()
+        operand = self._int8_operand(function.source)
         return apply_table(self._emit, operand, function.tabulate(quantize, self.constants), q)
 
-    def _operand(self, dequantize: Node) -> QuantizedValue:
-        return read_operand(dequantize, self._values, self.constants, self._qparams)
+    def _int8_operand(self, dequantize: Node) -> QuantizedValue:
+        operand = read_operand(dequantize, self._values, self.constants, self._qparams)
+        operand.require_int8()
+        return operand
 
     def replace_quantize_nodes(self) -> None:
         """Replace the lowered quantize nodes by the kernels' results, for readers that are not lowered themselves."""

@@ -44,7 +44,7 @@ class QuantizedValue:
         """Index of the dimension that an operator's argument ``dim`` names; a negative ``dim`` counts from the end.
 
         Raises:
-            Unsupported: the tensor is a scalar. PyTorch accepts 0 and -1 there.
+            Unsupported: the tensor is a scalar, for which PyTorch accepts the arguments 0 and -1.
         """
         if not self.shape:
             raise Unsupported("its operand is a tensor without dimensions")

@@ -33,7 +33,11 @@ class Conversion:
 
 
 def list_shape_conversions(shape: Sequence[int]) -> Iterator[Conversion]:
-    """Yield conversions that users forget, the most likely first: channels first, batch dimension added or removed."""
+    """Yield conversions that users forget, the most likely first.
+
+    They move the channels in front of the spatial dimensions, add a batch dimension or batch and channel dimension, or
+    remove the first dimension.
+    """
     rank, sizes = len(shape), tuple(shape)
     if 3 <= rank <= 5:
         axes = (0, rank - 1, *range(1, rank - 1))

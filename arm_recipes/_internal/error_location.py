@@ -64,7 +64,7 @@ def describe_error(
         modules: models whose submodules the message may name.
         graphs: graphs of the model, to find the node that the message names. If no frame of the traceback holds a
             node, it is the first one whose operator the exception's text names. If the error is about sizes that depend
-            on data, it is the first one with such a size.
+            on data, it is the first one with a symbolic size in its result or inputs.
     """
     submodule, line = _find_submodule_and_line(error, modules)
     text = str(error).strip()
@@ -129,7 +129,7 @@ def _find_submodule_and_line(error: Exception, modules: Iterable[torch.nn.Module
 def _find_node(error: Exception) -> fx.Node | None:
     """Find the FX node that was being processed: a local variable ``n`` or ``node``, in the innermost frame with one.
 
-    Skips nodes without a stack trace of user code.
+    Skips nodes whose metadata has no stack trace.
     """
     innermost = None
     for frame, _ in traceback.walk_tb(error.__traceback__):

@@ -24,8 +24,8 @@ def normalize_call_signature(program: ExportedProgram) -> None:
     """Make the inputs and outputs of a program those that ExecuTorch can call and serialize.
 
     Removes inputs that are numbers, strings or None: the graph has them as constants and does not read the inputs. Then
-    replaces the pytree of the inputs by a flat tuple if an input was removed. Does the same with a pytree of inputs or
-    outputs that contains a class which ``treespec_dumps`` cannot serialize.
+    replaces the pytree of the inputs by a flat tuple if an input was removed, or if the pytree contains a class that
+    ``treespec_dumps`` cannot serialize. Replaces the pytree of the outputs if it contains such a class.
     """
     specs = program.graph_signature.input_specs
     constants = {spec.arg.name for spec in specs if isinstance(spec.arg, ConstantArgument)}
@@ -94,7 +94,7 @@ def arm_delegates_of(manager: EdgeProgramManager, method: str) -> Iterator[Lower
 
 
 def restore_debug_handles(program: ExportedProgram) -> None:
-    """Restore debug handles after ExecuTorch renumbered them.
+    """Restore the debug handles that this project assigned, after ExecuTorch renumbered them.
 
     CPU operators and delegates of other backends then have the same numbering as the delegates of this project.
     """

@@ -25,15 +25,15 @@ _issued: ContextVar[set[str] | None] = ContextVar("arm_recipes_issued", default=
 _THIRD_PARTY_MODULES = rf"({'|'.join(_THIRD_PARTY)})(\.|$)"
 
 
-#: How to install Plotly, which draws charts and pages.
+#: How to install Plotly, which draws the charts in notebooks and HTML pages.
 INSTALL_PLOTLY = "pip install 'arm-recipes[charts]'"
 
 
 def warn(message: str) -> None:
     """Issue an ``ArmRecipesWarning`` that points at the line of user code.
 
-    Searches for the first frame outside this package and libraries. A fixed number of stack levels would not do,
-    because ExecuTorch's own ``export`` also calls this package, from its stages.
+    Searches for the first frame outside this package and libraries. A fixed stack level would be wrong, because
+    ExecuTorch's own ``export`` also calls this package, from its stages.
     """
     recorded = _recorded.get()
     if recorded is not None:

@@ -32,7 +32,7 @@ def starmap_unordered(work: Callable[..., Any], tasks: Iterable[tuple[Any, ...]]
         if backend.supports_return_generator:
             yield from Parallel(n_jobs=jobs, return_as="generator_unordered")(calls)
             return
-        # Such a backend, for example Ray's, returns results only when all tasks of a call are complete. Batches limit
+        # Other backends, for example Ray's, return results only when all tasks of a call are complete. Batches limit
         # the results that an interruption loses.
         with Parallel(n_jobs=jobs) as parallel:
             while batch := list(islice(calls, 4 * effective_n_jobs(jobs))):

@@ -25,7 +25,7 @@ class Renderable:
         raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the content as dicts, lists, strings and numbers, ready for JSON."""
+        """Return the content as dicts, lists, strings, numbers, booleans and None, ready for JSON."""
         content: dict[str, Any] = to_jsonable(self)
         return content
 
@@ -77,7 +77,7 @@ def cell_as_html(cell: str, tag: str = "td") -> str:
 
 
 def format_bytes(count: int) -> str:
-    """Format a size: ``1,234 B``, ``12.3 KiB``, ``4.5 MiB``."""
+    """Format a size: ``1,234 B``, ``12.3 KiB``, ``14.5 MiB``."""
     if count < 10_000:
         return f"{count:,} B"
     return f"{count / 1024:,.1f} KiB" if count < 10 * 1024**2 else f"{count / 1024**2:,.1f} MiB"

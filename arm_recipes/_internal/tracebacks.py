@@ -1,4 +1,4 @@
-"""Short tracebacks: an error that addresses the user shows only the user's own lines."""
+"""Short tracebacks: an error that addresses the user shows the user's own lines, not the frames of libraries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _Error = TypeVar("_Error", bound=BaseException)
 def shorten_tracebacks(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Decorator of a public function: removes the frames inside of the function from errors that address the user.
 
-    The ``__cause__`` of such an error keeps its traceback. With ``ARM_BACKEND_CORE_STRICT``, all frames stay.
+    These are ``ArmRecipesError`` without ``InternalError``, and ``ValueError`` and ``TypeError`` that this package
+    raised. The ``__cause__`` of such an error keeps its traceback. With ``ARM_BACKEND_CORE_STRICT``, all frames stay.
     """
 
     @functools.wraps(function)

@@ -78,7 +78,7 @@ def parse_memory(text: str) -> dict[str, str | None]:
     return {name.strip(): size.strip() if equals else None}
 
 
-#: Recipe option -> command-line flag, for flags with another name.
+#: Recipe option -> command-line flag, for flags whose name differs from that of the option.
 _FLAG_NAMES = {
     "extensions": "--extension",
     "per_channel": "--per-tensor",
@@ -238,7 +238,7 @@ def add_result_file(parser: Parser) -> None:
 
 
 def add_json(parser: Parser) -> None:
-    """Add the flag for results as JSON, and ``-o`` for the printed result if the command has none."""
+    """Add the flag for results as JSON. If the command has no ``-o`` yet, add ``-o`` for the printed result."""
     if "-o" not in parser._option_string_actions:
         add_result_file(parser)
     parser.group(OUTPUT).add_argument("--json", action="store_true", help="print the result as JSON")
@@ -330,7 +330,7 @@ def _flag_of(name: str) -> str:
 
 
 def read_argument_samples(args: argparse.Namespace, name: str, input_infos: Sequence[TensorInfo]) -> Any:
-    """Read the samples of an argument as tuples of tensors, one per input. For a user's function, what it returns.
+    """Read the samples of an argument: tuples of tensors, one per input, or what the user's function returns.
 
     Raises:
         ValueError: the samples do not fit the inputs.

@@ -68,7 +68,7 @@ def _list_boards(args: argparse.Namespace) -> None:
 
 
 def _board_record(board: Board) -> dict[str, Any]:
-    """The figures of a board; None for a figure that no document states."""
+    """The figures and sources of a board; None for a figure that no document states."""
     clock = board.clock()
     figures = [board.system_config, board.memory_mode, board.sram, board.flash]
     system_config, memory_mode, sram, flash = (None if figure is None else figure.value for figure in figures)

@@ -46,7 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Returns:
-        Exit code. 0: success; 1: an export or a run failed; 2: invalid arguments (as argparse); 130: interrupted.
+        Exit code. 0: success; 1: an export or a run failed, or a file could not be read or written; 2: invalid
+        arguments; 130: interrupted.
+
+    Raises:
+        SystemExit: argparse printed the help or the versions, or rejected the arguments (with exit code 2).
     """
     if isinstance(sys.stdout, io.TextIOWrapper):  # escape characters that the terminal cannot encode
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -74,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _call_command(args: argparse.Namespace) -> None:
-    """Call the command. With ``-o`` of ``add_result_file``, write the printed result to this file."""
+    """Call the command. If ``-o`` of ``add_result_file`` is given, write the printed result to its file."""
     check_no_overwrite(args)
     result_file: Path | None = getattr(args, "result_file", None)
     if result_file is None:

@@ -86,7 +86,7 @@ class Evaluator:
         return compute_accuracy(self._expected, outputs, self._originals, labels, self._metric, has_padding=has_padding)
 
     def evaluate_outputs(self, outputs: Sequence[Any]) -> EvaluationResult:
-        """Evaluate outputs for the samples against the model's outputs.
+        """Evaluate the outputs of a program for the samples against the model's outputs.
 
         Raises:
             ValueError: the metric does not return a number.
@@ -306,8 +306,8 @@ def _check_scores(output: Any) -> Tensor:
 def _class_axis(scores: Tensor, samples: int, labels: int, has_padding: bool) -> int:
     """Return the class dimension: 1 (images, [N, C, ...]) or -1 (tokens, [N, T, C]).
 
-    Without the class dimension, the scores must have as many items as there are labels. With padding, there may be more
-    items, by less than one sample. Returns -1 if neither dimension matches.
+    Without the class dimension, the scores must have as many items as there are labels. With padding, they may have
+    more items, but fewer than those of one additional sample. Returns -1 if neither dimension matches.
     """
     for axis in (1, -1):
         items = scores.numel() // max(scores.shape[axis], 1)  # of one sample

@@ -113,7 +113,7 @@ def compare(
     Args:
         a: the reference: an ``ExportResult`` or a saved program (a path, bytes or a ``Program``, which is loaded
             again). If ``a`` and ``b`` are both an ``ExportResult``, layers of equal name and shape are compared, too,
-            unless a program has a loop.
+            unless a captured program has a loop or branch that the comparison cannot interpret.
         b: the program to compare, of the same types as ``a``.
         samples: inputs of the model, in floating point even if a program has ``quantized_io``.
         labels: as for ``ExportResult.compare``.

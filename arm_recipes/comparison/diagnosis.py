@@ -1,8 +1,8 @@
-"""Diagnosis of a quantized layer's error: the main cause, the remedy, and the expected SQNR after the remedy.
+"""Diagnosis of a quantized layer's error: the main cause, the remedy, and the SQNR expected without this cause.
 
 The noise has three causes, which are measured separately: clipping, rounding and quantized weights. The main cause is
-the one with the largest error. If it is rounding, and the quantization range is too wide, the reported cause is
-"outliers" or "range".
+the one with the largest error. If it is rounding, and calibration chose a quantization range that is too wide, the
+reported cause is "outliers" or "range" instead.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from arm_backend_core.quantization.diagnostics.error_metrics import IsolatedErro
 
 #: A range is too wide if its width exceeds that of the range of 99.9 % of the values by this factor.
 _MAX_RANGE_RATIO = 4.0
-#: Values that exceed the calibrated range by this share of its width differ from the calibration data.
+#: If values exceed the calibrated range by more than this share of its width, the samples differ from the calibration
+#: data.
 _CALIBRATION_MARGIN = 0.1
-#: SQNR in dB of int8 weights without outliers. Normally distributed weights reach about 42 dB.
+#: SQNR in dB that int8 weights without outliers exceed. Normally distributed weights reach about 42 dB.
 _GOOD_INT8_SQNR_DB = 38.0
 #: Number of steps of a type: largest minus smallest integer.
 _INT8_STEPS, _INT16_STEPS = 2**8 - 1, 2**16 - 1
@@ -54,7 +55,9 @@ class LayerAdvice:
         cause: "clipping", "outliers", "range" (wider than the samples need), "rounding" or "weights".
         share: error of the cause as a share of the sum of the three errors.
         text: measured figures and the remedy.
-        sqnr: expected SQNR of the isolated layer after the remedy, in dB, computed from the measured noise powers.
+        sqnr: expected SQNR of the isolated layer in dB, computed from the measured noise powers. For "rounding" and
+            "outliers", with the target's finer precision; for "range", with the range of the samples; for "clipping"
+            and "weights", without the error of this cause.
         precision: precision that the remedy recommends for modules, a value of the recipe option ``precisions``; "" if
             the remedy recommends none.
     """
@@ -124,7 +127,7 @@ class LayerDiagnosis:
 
     @property
     def _used_width(self) -> float:
-        """Width of the part of the range that contains zero and all values of the samples; at least one LSB."""
+        """Width of the part of the range that the samples' values and zero span; at least one LSB."""
         low, high = self.grid.bounds
         used = min(max(self.errors.high, 0.0), high) - max(min(self.errors.low, 0.0), low)
         return max(used, self.grid.scale)

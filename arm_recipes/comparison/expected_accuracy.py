@@ -45,7 +45,7 @@ class LabelledSamples:
 def separate_labels(
     model: Model, samples: Samples | None, labels: Labels | bool | None, metric: Metric | None, sizes: Sizes | None
 ) -> LabelledSamples:
-    """Separate the samples of an export from their labels. ``labels``, ``metric`` or both are not None.
+    """Separate the samples of an export from their labels. At least one of ``labels`` and ``metric`` must be given.
 
     Raises:
         ValueError: the program has several methods (of the model, or because of ``sizes``), there are no samples, or

@@ -68,7 +68,10 @@ class InstrumentedDelegate:
     def compute_values(
         self, execution: DelegateExecution, grids: Mapping[str, QuantizationGrid]
     ) -> tuple[dict[str, Tensor], bool]:
-        """Compute the dequantized values of one execution, and whether the delegate's own integer results match."""
+        """Compute the dequantized values of one execution by node name.
+
+        Also returns whether the delegate's integer outputs in the execution equal those of its TOSA graph.
+        """
         inputs = [_view_input(array, *kind) for array, kind in zip(execution.inputs, self.input_types, strict=True)]
         results = reference_model.run(self.flatbuffer, inputs)
         is_equal = all(
@@ -169,7 +172,7 @@ def _dequantize(values: Tensor, grid: QuantizationGrid | None) -> Tensor:
 def match_executions(
     executions: Iterable[DelegateExecution], delegates: Sequence[InstrumentedDelegate]
 ) -> Iterator[tuple[DelegateExecution, InstrumentedDelegate]]:
-    """Pair the executions of one method run with their instrumented delegates. Skips delegates without one."""
+    """Pair the executions of one method run with their delegates. Skips those of delegates not in ``delegates``."""
     delegates_by_checksum: dict[bytes, list[InstrumentedDelegate]] = {}
     for delegate in delegates:
         delegates_by_checksum.setdefault(delegate.checksum, []).append(delegate)

@@ -31,7 +31,7 @@ _USER_OUTPUTS = (OutputKind.USER_OUTPUT, OutputKind.USER_INPUT_MUTATION)
 
 
 class UnsupportedProgramError(Exception):
-    """The program has an operator, a call or a loop that a plan cannot represent. The message names it."""
+    """The program has a loop, a branch or a call that a plan cannot represent. The message names it."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,8 @@ class InterpreterPlan:
             float_constants: constants before quantization, by their name in the graph signature.
 
         Raises:
-            UnsupportedProgramError: the program has loops or calls that are not operators.
+            UnsupportedProgramError: the program has a loop, a branch that cannot be inlined, or a call of a function
+                that is neither a PyTorch operator nor of Python's ``operator``, ``builtins`` or ``math``.
         """
         program = copy_program(program)
         inline_higher_order_ops(program.graph_module, constants_of(program))
@@ -113,7 +114,7 @@ class InterpreterPlan:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether any tensor is quantized."""
+        """Whether any tensor that can be compared is quantized."""
         return any(row.grid is not None for row in self.tensors)
 
 

@@ -100,7 +100,8 @@ def _isolated_output_sqnr(
     """Measure the SQNR of the first floating-point output with only one layer quantized.
 
     Returns:
-        SQNR in dB by tensor name, for the layers with the lowest isolated SQNR.
+        SQNR in dB by tensor name, for the layers with the lowest isolated SQNR. Empty for a model with state, and
+        without a floating-point output.
     """
     if plan.has_state:
         return {}

@@ -26,11 +26,11 @@ def run_samples(
     """Run all samples and return their results in order.
 
     Args:
-        workers: maximum number of processes; None: the setting of ``joblib.parallel_config``, or one per core. With
-            None and such a setting, worker processes run all samples. Otherwise, this process runs samples until it
-            estimates more than 20 s for the remaining ones. On a machine with several cores, worker processes then run
-            these. With one worker, a single sample, a program with state or a program without a plan (whose state is
-            unknown, such as a saved program), all samples run in this process.
+        workers: maximum number of processes; None: the setting of ``joblib.parallel_config``, or one per core. If it is
+            None and ``joblib.parallel_config`` is set, worker processes run all samples. Otherwise, this process runs
+            samples until it estimates more than 20 s for the remaining ones. On a machine with several cores, worker
+            processes then run the remaining ones. With one worker, a single sample, a program with state or a program
+            without a plan (whose state is unknown, such as a saved program), all samples run in this process.
         with_progress: wraps the iterable of results, with or without a progress bar.
     """
     host_plugin.load_plugin()  # build the plugin once, and raise its errors, before processes start

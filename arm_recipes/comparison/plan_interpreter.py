@@ -34,6 +34,7 @@ class PlanInterpreter:
     """Executes a plan. Buffers keep their values from sample to sample.
 
     Args:
+        plan: the plan.
         provided: names of the tensors whose values are read from the executed program.
     """
 
@@ -43,7 +44,7 @@ class PlanInterpreter:
         self._released_after_step = _find_releases(plan)
         self._reference_state: dict[str, Tensor] = {}
         self._program_state: dict[str, Tensor] = {}
-        #: Outputs of the model for the last sample.
+        #: Outputs of the floating-point model for the last sample.
         self.outputs: list[Any] = []
 
     def run(

@@ -24,7 +24,8 @@ class OutputGap:
 
     Attributes:
         name: name of the output.
-        gap: error metrics; None for an output that is not a tensor.
+        gap: error metrics; None for an output that is not a tensor, and for the new value of a mutated input whose
+            reference is unknown, because the captured program could not be interpreted.
     """
 
     name: str
@@ -44,7 +45,8 @@ class IsolatedError:
         calibrated: range of the values in calibration; None if unknown.
         p999: 99.9th percentile of the absolute values of a sample; the maximum over the samples.
         output: SQNR in dB of the first floating-point output with only this layer quantized, measured with the first 4
-            samples. Only for the five layers with the lowest isolated SQNR, and for a model without state.
+            samples; None if the layer is not one of the five with the lowest isolated SQNR, if the model has state, and
+            without a floating-point output.
         advice: main cause of the error and the remedy.
     """
 
@@ -124,7 +126,7 @@ class Comparison(Renderable):
 
     @property
     def sqnr(self) -> float:
-        """SQNR of the first tensor output in dB; NaN without one."""
+        """SQNR in dB of the first output with error metrics; NaN without one."""
         return next((output.gap.sqnr for output in self.outputs if output.gap is not None), math.nan)
 
     @property
@@ -147,7 +149,7 @@ class Comparison(Renderable):
         return (), False
 
     def frame(self) -> Any:
-        """Return a ``pandas.DataFrame`` with a row per layer; a list of dicts without pandas."""
+        """Return a ``pandas.DataFrame`` with a row per layer; a list of dicts if pandas is not installed."""
         rows = [_frame_row(layer) for layer in self.layers]
         try:
             import pandas

@@ -47,9 +47,9 @@ def prepare_samples(
         argument: name of the argument in messages.
 
     Raises:
-        ValueError: there are no samples, a sample does not fit the model, the labels are invalid or missing, or a
-            metric is given for a ``DataLoader`` whose batches are split, joined or filled up. The message names the
-            sample or the argument.
+        ValueError: there are no samples, a sample does not fit the model, the labels are invalid or missing, labels are
+            given for a ``DataLoader`` that shuffles, or a metric is given for a ``DataLoader`` whose batches are split,
+            joined or filled up. The message names the sample or the argument.
     """
     originals = _to_list(method, samples, argument)
     arity = input_signature.spec.children()[0].num_children
@@ -103,7 +103,7 @@ def prepare_program_samples(
 
     Raises:
         ValueError: there are no samples, a sample's number of tensors differs from the number of the program's inputs,
-            or the labels are invalid or missing.
+            the labels are invalid or missing, or labels are given for a ``DataLoader`` that shuffles.
     """
     originals = _to_list(method, samples, "samples")
     converted, inputs = [], []

@@ -63,7 +63,7 @@ class ComparisonJob:
 
     @property
     def is_sequential(self) -> bool:
-        """Whether samples must run in order in one process: a program has state, or no plan that shows it."""
+        """Whether samples must run in order in one process: a program has state, or its state is unknown (no plan)."""
         specs = [self.program] + ([] if self.reference is None else [self.reference])
         return any(spec.plan is None or spec.plan.has_state for spec in specs)
 
@@ -94,7 +94,8 @@ class SampleResult:
         sums: error sums of each output tensor, by output index.
         layers: error sums of the compared tensors, by name; in a comparison of two programs, by node.
         isolated: errors of isolated layers, by name.
-        mismatched: delegates whose results differ from their TOSA graphs; empty if layers are not compared.
+        mismatched: delegates whose results differed from their TOSA graphs in the last sample whose layers were
+            compared.
     """
 
     reference: list[Any]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from arm_recipes._internal.messages import suppress_warnings
-from arm_recipes.devtools.calls import DelegateCall, collect_delegate_calls
+from arm_recipes.devtools.delegate_calls import DelegateCall, collect_delegate_calls
 from arm_recipes.devtools.etdump import check_loggable, collect_events, debug_buffer_bytes, log_events
 from arm_recipes.devtools.etrecord import build_etrecord, serialize_etrecord
 from arm_recipes.devtools.inspector_graph import compute_node_values, with_debug_handles
@@ -168,7 +168,8 @@ def build_debug_files(result: Artifact, stem: str, etrecords: bool, bundled: Any
     """Build the files that are saved next to the ``.pte`` (ETRecords, bundled program), by file name.
 
     Raises:
-        ValueError: samples do not match the model, or ExecuTorch's bundled programs cannot hold the inputs or outputs.
+        ValueError: samples do not match the model, ExecuTorch's bundled programs cannot hold the inputs or outputs, or
+            the result does not contain the captured program of a method.
     """
     bundled_samples = {} if bundled is None else _bundled_samples(result, bundled)
     main = result.main_method
@@ -226,7 +227,7 @@ def _translate_bundling_errors() -> Iterator[None]:
 
 
 def _build_bundled_program(result: Artifact, suites: Sequence[Any]) -> bytes:
-    """Build the bundled program. It contains the same bytes as the ``.pte`` that ``save`` writes, with the checksum."""
+    """Build the bundled program. It contains the bytes of the ``.pte`` that ``save`` writes, checksum included."""
     from executorch.devtools import BundledProgram
     from executorch.devtools.bundled_program.serialize import serialize_from_bundled_program_to_flatbuffer
 

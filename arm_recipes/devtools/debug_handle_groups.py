@@ -152,7 +152,10 @@ def _assign_nodes(
     operator_index_of: Mapping[Node, int],
     hidden: Collection[Node],
 ) -> list[DebugHandleGroup]:
-    """Assign each node, except ``hidden`` ones, to the first selected value that depends on it."""
+    """Assign each node, except ``hidden`` ones, to the first selected value that depends on it; return the groups.
+
+    A node on which no selected value depends is in no group.
+    """
     order = {node: index for index, node in enumerate(nodes)}
     value_of_node: dict[Node, _ComputedValue] = {}
     for node in reversed(nodes):

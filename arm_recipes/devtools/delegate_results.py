@@ -36,7 +36,7 @@ def trace_operator_results(
     """Trace the results of a delegate's operators, by operator index: the NPU emulator executes the delegate again.
 
     If the NPU wrote a result in pieces, the candidates are the possible concatenations. For a TOSA delegate, the
-    candidates are empty; ``compute_tosa_results`` computes its results by name.
+    candidates are empty; ``compute_tosa_results`` computes its results by name. Other delegates (VGF) have no entries.
     """
     delegate = execution.delegate
     if isinstance(delegate, TosaDelegate):
@@ -143,7 +143,7 @@ def _layouts(array: Array, shape: tuple[int, ...]) -> Iterator[Array]:
 
 
 def _regrouped_layouts(array: Array, shape: tuple[int, ...]) -> Iterator[Array]:
-    """Yield arrays of ``shape`` for the case that the array merges dimensions of ``shape``, or the reverse."""
+    """Yield arrays of ``shape`` if the array merges dimensions of ``shape``, or ``shape`` merges those of the array."""
     for order in itertools.permutations(range(array.ndim)):
         yield array.transpose(order).reshape(shape)
     for order in itertools.permutations(range(len(shape))):
@@ -165,7 +165,7 @@ class EstimatedInterval:
     Attributes:
         operator_index: index of the TOSA operator.
         start, end: times in ns from the start of the delegate.
-        details: further estimates, such as cycles and MACs.
+        details: names of the NPU operator and of its result, cycles and MACs.
     """
 
     operator_index: int

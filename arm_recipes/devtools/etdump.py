@@ -20,7 +20,7 @@ from arm_recipes.runtime.command_origins import main_origin
 if TYPE_CHECKING:
     from executorch.exir import ExecutorchProgramManager
 
-    from arm_recipes.devtools.calls import DelegateCall
+    from arm_recipes.devtools.delegate_calls import DelegateCall
 
     Array = np.ndarray[Any, Any]
 

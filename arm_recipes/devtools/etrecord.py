@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from arm_backend_core.nodes import first_result
-from arm_recipes.devtools.calls import DelegateCall
+from arm_recipes.devtools.delegate_calls import DelegateCall
 
 if TYPE_CHECKING:
     import torch

@@ -17,7 +17,7 @@ from arm_recipes._internal.executorch_programs import normalize_call_signature
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-#: Keys of node metadata that the program keeps.
+#: Keys of node metadata that the copied program keeps.
 _METADATA_KEYS = ("val", "stack_trace", "nn_module_stack", "torch_fn", "source_fn_stack")
 
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from arm_recipes._internal.rendering import Renderable, Section, format_bytes, to_jsonable
 from arm_recipes.recipe.options import parse_bytes
-from arm_recipes.recipe.recipe import ArmRecipe
 from arm_recipes.runtime.ethosu_payload import round_to_cache_lines
 
 if TYPE_CHECKING:
@@ -159,6 +158,8 @@ def compute_ram(
     estimates = [delegate.vela for each in delegates.values() for delegate in each if delegate.vela is not None]
     if not estimates and not on_cortex_m:
         return None
+    # These modules import PyTorch, which a worker of a sweep does not need.
+    from arm_recipes.recipe.recipe import ArmRecipe
     from arm_recipes.runtime.method_memory import (
         application_bytes,
         kernel_lookup_bytes,

@@ -64,3 +64,24 @@ def test_floating_point_operators_read_the_integers_of_the_model() -> None:
     x = torch.arange(200, 216, dtype=torch.uint8).flip(0)[None]
     result = export(Erf().eval(), ExportRecipe.get_recipe(ArmRecipeType.CORTEX_M_INT8), [(x,)] * 2)
     assert (result.run(x) - Erf()(x)).abs().max() <= 1
+
+
+class DequantizedInput(nn.Module):
+    """A linear layer of an int16 input that the model dequantizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        real = torch.ops.quantized_decomposed.dequantize_per_tensor.default(x, 0.01, 0, -32768, 32767, torch.int16)
+        return torch.as_tensor(self.linear(real))
+
+
+@torch.no_grad()
+def test_int16_integers_are_dequantized_before_kernels_read_them() -> None:
+    samples = [(torch.randint(-300, 300, (1, 16), dtype=torch.int16),) for _ in range(4)]
+    result = export(DequantizedInput().eval(), ExportRecipe.get_recipe(ArmRecipeType.CORTEX_M_INT8), samples)
+    expected = [DequantizedInput()(*sample) for sample in samples]
+    assert sqnr(expected, [result.run(*sample) for sample in samples]) > 35

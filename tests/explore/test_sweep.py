@@ -382,6 +382,14 @@ def test_a_killed_sweep_continues_from_its_cache(eight: Sweep, tmp_path: Path, m
     assert len(list(tmp_path.glob("*.json"))) == 8
 
 
+def test_workers_do_not_import_pytorch() -> None:
+    script = (
+        "import sys, arm_recipes.explore.sweep.compile_worker\n"
+        "sys.exit(' '.join({'torch', 'executorch'} & set(sys.modules)) or 0)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 def _record_compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Record the targets that sweeps of this process compile for."""
     from arm_recipes.explore.sweep import compile_worker

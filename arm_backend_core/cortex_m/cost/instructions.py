@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from arm_backend_core.cortex_m.cost.processors import Counts
 
-#: Products that MVE code computes for a result at once: the int8 lanes of a vector.
+#: Number of products that MVE code computes for a result at once: the int8 lanes of a vector.
 MVE_LANES = 16
 
 # -- matrix products: per product (MVE: per vector of 16), and per result (requantization, saturation, store)
@@ -21,7 +21,7 @@ POINTWISE_PRODUCT = Counts(6.03, 2.52, 1.44, 2.8)
 #: Copy of the inputs of one pixel (im2col): per tap of the window, and per input (DSP code extends to int16).
 IM2COL_TAP = Counts(92, 58, 58, 26)
 IM2COL_INPUT = Counts(7.9, 5.2, 2.5, 0)
-#: Pixels whose results are computed together. Remaining pixels cost ``SINGLE_PIXEL_PRODUCT`` per product.
+#: Number of pixels whose results are computed together. Remaining pixels cost ``SINGLE_PIXEL_PRODUCT`` per product.
 PIXELS_TOGETHER = Counts(2, 2, 2, 4)
 SINGLE_PIXEL_PRODUCT = Counts(11, 6.7, 5.1, 7.3)
 

@@ -25,13 +25,13 @@ class Call:
 
     Attributes:
         code: machine code.
-        fpu: whether there is a floating-point unit.
+        has_fpu: whether there is a floating-point unit.
         result: shape of the result.
         arguments: arguments of the kernel, shapes in the place of tensors.
     """
 
     code: CodeVariant
-    fpu: bool
+    has_fpu: bool
     result: Shape
     arguments: Sequence[Any]
 
@@ -41,7 +41,7 @@ class Call:
         return math.prod(self.result)
 
     def count(self, counts: Counts) -> float:
-        """The number for the machine code."""
+        """The number of ``counts`` for the machine code of this call."""
         return counts.of(self.code)
 
 
@@ -183,18 +183,18 @@ for _name, _counts in (
 
 @_work("quantized_div")
 def _div(call: Call) -> Work:
-    return Work(0, call.elements * (per.DIV_WITH_FPU if call.fpu else call.count(per.DIV_WITHOUT_FPU)))
+    return Work(0, call.elements * (per.DIV_WITH_FPU if call.has_fpu else call.count(per.DIV_WITHOUT_FPU)))
 
 
 @_work("quantize_per_tensor")
 def _quantize(call: Call) -> Work:
-    counts = per.QUANTIZE_WITH_FPU if call.fpu else per.QUANTIZE_WITHOUT_FPU
+    counts = per.QUANTIZE_WITH_FPU if call.has_fpu else per.QUANTIZE_WITHOUT_FPU
     return Work(0, call.elements * call.count(counts))
 
 
 @_work("dequantize_per_tensor")
 def _dequantize(call: Call) -> Work:
-    counts = per.DEQUANTIZE_WITH_FPU if call.fpu else per.DEQUANTIZE_WITHOUT_FPU
+    counts = per.DEQUANTIZE_WITH_FPU if call.has_fpu else per.DEQUANTIZE_WITHOUT_FPU
     return Work(0, call.elements * call.count(counts))
 
 

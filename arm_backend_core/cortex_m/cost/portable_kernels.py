@@ -60,7 +60,11 @@ def operator_work(name: str, processor: Processor, result: Shape, operands: Sequ
 
 
 def _depth(name: str, weights: Shape) -> int:
-    """Number of products per element of the result: the elements of w[0] for weights [O, ...], I for [..., I, O]."""
+    """Number of products per element of the result.
+
+    It is the number of elements of one row of the weights [O, ...] of a convolution or a linear layer, and I for the
+    second factor [..., I, O] of a matrix product.
+    """
     return math.prod(weights[1:]) if name in ("convolution", "linear") else weights[-2]
 
 

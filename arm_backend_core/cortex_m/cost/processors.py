@@ -44,8 +44,9 @@ _WITHOUT_FPU = ("cortex-m0", "cortex-m0plus", "cortex-m3", "cortex-m23")
 #: Processors whose code is ``CodeVariant.BASELINE``.
 _BASELINE = ("cortex-m0", "cortex-m0plus", "cortex-m23")
 
-#: Most int8 products per cycle, by code: one multiplication (Arm's Technical Reference Manuals; on M0, M0+ and M23,
-#: with the fast multiplier), SMLAD with two products of int16, and two beats of four int8 products on M55 and M85.
+#: Maximum number of int8 products per cycle, by code: one multiplication (Arm's Technical Reference Manuals; on M0, M0+
+#: and M23, with the fast multiplier), SMLAD with two products of int16, and two beats of four int8 products on M55 and
+#: M85.
 PEAK_MACS = Counts(1, 1, 2, 8)
 
 
@@ -54,7 +55,7 @@ class CyclesPerInstruction:
     """Cycles per instruction of a processor.
 
     Attributes:
-        cycles: average over the kernels' loops. Covers loads of two cycles, branches, dual issue, and waits for memory.
+        cycles: average over the kernels' loops, with loads of two cycles, branches, dual issue and waits for memory.
         source: the measurement that the number is fitted to, or the reason for an assumption.
     """
 

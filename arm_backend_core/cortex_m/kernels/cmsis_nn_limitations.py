@@ -1,7 +1,8 @@
-"""Arguments for which CMSIS-NN's convolutions fail, compute other results or write outside of their result.
+"""Arguments for which CMSIS-NN's convolutions fail, compute wrong results or write outside of their result.
 
-Each function returns the reason, or None for arguments that CMSIS-NN computes as the records do. The limitations were
-found by comparing CMSIS-NN, on a Cortex-M55 and on a PC, with the records, and by reading its sources.
+Each function returns the reason, or None for arguments for which CMSIS-NN computes the results of the kernel records
+(``kernels.registry``). The limitations were found by comparing CMSIS-NN, on a Cortex-M55 and on a PC, with the records,
+and by reading its sources.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from arm_backend_core.cortex_m.kernels.conv_scratch import (
 )
 from arm_backend_core.targets.cortex_m import Isa
 
-#: Products per result that code without MVE counts in 16 bits.
+#: Maximum number of products per result: code without MVE counts them in 16 bits.
 _MAX_PRODUCTS = 65_535
 
 

@@ -21,7 +21,10 @@ _UPSAMPLED_CHANNELS = 16
 
 @dataclass(frozen=True)
 class ConvGeometry:
-    """Sizes of a convolution: (height, width) of its input, kernel and result, and its parameters in that order."""
+    """Sizes of a convolution: (height, width) of its input, kernel and result, and its parameters in that order.
+
+    ``input_channels`` are all channels of the input, ``kernel_channels`` those that one output channel reads.
+    """
 
     input: Sequence[int]
     kernel: Sequence[int]
@@ -124,6 +127,7 @@ def transpose_conv2d_scratch_bytes(isa: Isa, geometry: ConvGeometry, output_chan
     if is_upsampled(geometry):
         reversed_weights = height * width * geometry.input_channels * output_channels
         return _im2col_bytes(isa, geometry.kernel, geometry.input_channels), reversed_weights
-    # CMSIS-NN's function has the vertical stride in the row, too. Its kernel needs the horizontal one.
+    # CMSIS-NN's function takes the maximum of width and vertical stride for the row. Its kernel needs the horizontal
+    # stride there, so this is the maximum of all three.
     row = (geometry.input[1] - 1) * geometry.stride[1] + max(width, *geometry.stride)
     return 4 * row * output_channels * max(height, geometry.stride[0]), 0

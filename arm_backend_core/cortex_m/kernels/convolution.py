@@ -2,7 +2,7 @@
 
 Operators whose name ends in ``_nhwc`` take and return contiguous tensors of shape [N, H, W, C]. The others take and
 return tensors of shape [N, C, H, W] in channels_last memory format. Weights are int8, bias, multipliers and shifts are
-int32, one per output channel. Sums wrap at 32 bits. Padding has the input's zero point, so it adds nothing.
+int32, one per output channel. Sums wrap at 32 bits. Padding has the input's zero point, so it adds 0 to the sums.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def _both_layouts(
 def _convolve(
     image: Array, weight: Array, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> Array:
-    """Convolve.
+    """Convolve an image with grouped weights, without bias and requantization.
 
     Args:
         image: [N, H, W, C], the zero point already subtracted.
@@ -161,7 +161,7 @@ def _convolve(
         dilation: distance of the kernel's taps, in the order of ``stride``.
 
     Returns:
-        [N, OH, OW, O] int64. Float64 represents the sums exactly, and has a fast matrix product.
+        [N, OH, OW, O] int64. The sums are computed in float64, which is exact here and has a fast matrix product.
     """
     batch, *size, channels = image.shape
     out_channels, *window, depth = weight.shape
@@ -258,8 +258,8 @@ def quantized_transpose_conv2d(
     batch, *size, _ = image.shape
     out_channels, *window, _ = weight.shape
     shape = _transpose_conv2d_shape(image.shape, weight.shape, bias, stride, padding, output_padding)
-    # The canvas is the output before padding is cropped. With output padding, the result may end beyond the last
-    # product; with padding, before it.
+    # The canvas is the output before padding is cropped. The result may end beyond the last product because of output
+    # padding, or before it because of padding.
     extents = [
         max((n - 1) * s + k, p + out) for n, s, k, p, out in zip(size, stride, window, padding, shape[1:3], strict=True)
     ]

@@ -1,4 +1,4 @@
-"""Elementwise kernels: arithmetic of two tensors, functions of one tensor by table."""
+"""Elementwise kernels: arithmetic of two tensors, and look-up tables for functions of one tensor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_BROADCAST_RANK = 4
 
 
 def is_channel_broadcast(first: Shape, second: Shape) -> bool:
-    """Whether ``quantized_add`` and ``quantized_mul`` broadcast the shapes: one operand has a number per channel only.
+    """Whether ``quantized_add`` and ``quantized_mul`` broadcast the shapes: one operand has one number per channel.
 
     Both have rank 4 and equal sizes on axis 1, and one has size 1 on all other axes. The operands and the result must
     then have channels_last memory format, which ExecuTorch's kernels do not check.
@@ -96,8 +96,9 @@ def quantized_mul(
     """Product of two int8 tensors (``arm_elementwise_mul_s8``).
 
     Shapes and memory formats are those of ``quantized_add``. The result saturates to int8; there is no other
-    activation. A product has 17 bits, so shifts above 15 overflow. The zero points of the operands may exceed int8,
-    which ExecuTorch's kernel does not check and CMSIS-NN computes, as long as the differences fit 16 bits.
+    activation. A product has 17 bits, so shifts above 15 overflow. The zero points of the operands may exceed int8, as
+    long as the differences fit 16 bits: ExecuTorch's kernel does not check the zero points, and CMSIS-NN computes the
+    product.
     """
     product = (first.astype("int64") - first_zero_point) * (second.astype("int64") - second_zero_point)
     return requantize_to_int8(product, output_multiplier, output_shift, output_zero_point)
@@ -166,7 +167,7 @@ def find_broadcast_limitation(isa: Isa, first: Shape, second: Shape) -> str | No
 def minimum(first: Array, second: Array) -> Array:
     """Lesser of two int8 tensors of one scale and zero point (``arm_minimum_s8``).
 
-    Broadcasts all axes; ``find_broadcast_limitation`` has the exceptions. The kernel ignores memory formats: tensors
+    It broadcasts any axis; ``find_broadcast_limitation`` has the exceptions. The kernel ignores memory formats: tensors
     of different shapes must be contiguous, unless one has a single element. Tensors of equal shapes must have the same
     memory format.
     """

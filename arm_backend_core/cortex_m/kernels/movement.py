@@ -19,9 +19,10 @@ CHANNELS_LAST = (0, 2, 3, 1)
 def find_transpose_limitation(isa: Isa, shape: Shape, permutation: Sequence[int]) -> str | None:
     """Why ``arm_transpose_s8`` fails or gives another result; None if it does not.
 
-    It transposes a tensor of rank 2 even if the permutation is the identity. With MVE, it does so with the last two
-    axes of a tensor of rank 4 whose first two axes stay in place. These two cases count rows and columns in 16 bits;
-    with MVE, also the offset of the eighth element of a column must fit 16 bits.
+    It transposes a tensor of rank 2 even if the permutation is the identity. With MVE, it also swaps the last two axes
+    of a tensor of rank 4 whose first two axes stay in place, even if the permutation is the identity. In both cases,
+    the code counts rows and columns in 16 bits; with MVE, the offset of the eighth element of a column must fit 16
+    bits, too.
     """
     order = tuple(permutation)
     if not 1 <= len(shape) <= MAX_RANK or sorted(order) != list(range(len(shape))):

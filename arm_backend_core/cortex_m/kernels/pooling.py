@@ -34,7 +34,7 @@ def pooled_size(size: int, kernel_size: int, stride: int, padding: int, ceil_mod
     With ``ceil_mode``, a last window may extend past the padding, but must start before the padding on the right.
 
     Raises:
-        ValueError: there is no window, or a window has only padding.
+        ValueError: there is no window, a window may have only padding, or padding or stride are out of range.
     """
     if not (0 <= padding < kernel_size <= size + 2 * padding and stride >= 1):
         raise ValueError(f"no windows of {kernel_size} in {size} elements with padding {padding}, stride {stride}")

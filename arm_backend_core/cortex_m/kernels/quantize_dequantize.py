@@ -16,7 +16,9 @@ _SCALAR_TYPES: dict[int, Any] = {1: np.int8, 2: np.int16}
 
 @kernel("quantize_per_tensor", _ARGUMENTS)
 def quantize_per_tensor(x: Array, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: int) -> Array:
-    """Quantize float32 to int8 or int16 as PyTorch does, for any shape and memory format. NaN becomes 0.
+    """Quantize float32 to int8 or int16 as PyTorch does, for any shape and memory format.
+
+    NaN becomes the integer 0.
 
     round(x * float32(1 / scale)) + zero_point, ties to even, saturated. ExecuTorch's kernel differs in these cases.
     This function emulates none of them:

@@ -130,7 +130,8 @@ def softmax(
         diff_min: see ``softmax_parameters``; not positive.
 
     Raises:
-        ValueError: the arguments are not as above.
+        ValueError: the size of the last axis, or an argument other than ``input_zero_point`` and ``input_multiplier``,
+            is not as above.
     """
     if dim % x.ndim != x.ndim - 1 or not 1 <= x.shape[-1] <= MAX_ROW:
         raise ValueError(f"no softmax over axis {dim} of {x.shape}")

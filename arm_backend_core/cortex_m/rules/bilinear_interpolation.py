@@ -80,9 +80,9 @@ def _to_integers(matrix: Array) -> tuple[Array, int]:
 
 
 def _phases(numerators: Array, factor: int) -> Array | None:
-    """Weights [factor, 3] of each element and its neighbours, if they repeat for all elements; else None.
+    """Weights [factor, 3] of an element and its two neighbours, if all elements have the same weights; else None.
 
-    An element at an edge counts as its own missing neighbour.
+    There are ``factor`` results for each element. An element at an edge replaces its missing neighbour.
     """
     size = numerators.shape[1]
     padded = np.zeros((size * factor, size + 2), np.int64)
@@ -125,7 +125,7 @@ def _kernel_shape(axis: int) -> tuple[int, int]:
 
 
 def _repeat_edges(cx: KernelContext, image: Node, at: int) -> Node:
-    """An NHWC image with its first and last row or column once more."""
+    """Pad an NHWC image with copies of its first and last row (``at`` = 1) or column (``at`` = 2)."""
     size = image.meta["val"].shape[at]
     edges = [cx.emit.call(aten.slice_copy.Tensor, image, at, start, start + 1, 1) for start in (0, size - 1)]
     return cx.emit.call(aten.cat.default, [edges[0], image, edges[1]], at)

@@ -77,14 +77,14 @@ class KernelContext:
         """The quantized tensor that an argument dequantizes.
 
         Raises:
-            Unsupported: the argument is not quantized to int8.
+            Unsupported: the argument is not quantized to int8 per tensor, or has no elements.
         """
         value = read_operand(argument, self._values, self._constants, self._qparams)
         value.require_int8()
         return value
 
     def constant_data(self, argument: Any) -> Array | None:
-        """The elements of a constant that is not quantized; None for a computed tensor."""
+        """The elements of a constant that is not quantized; None for a computed tensor or a number."""
         constant = self._constants.get(argument) if isinstance(argument, Node) else None
         return None if constant is None else constant.detach().numpy()
 
@@ -179,7 +179,7 @@ def apply_table(emit: Emitter, value: QuantizedValue, table: Array, q: QParams) 
 
 
 def requantize(emit: Emitter, value: QuantizedValue, q: QParams) -> QuantizedValue:
-    """The same real numbers with other quantization parameters, by a table."""
+    """The same real numbers with other quantization parameters, by a table if the parameters differ."""
     if value.q.is_equivalent(q):
         return value
     real = value.q.dequantize(np.arange(-128, 128))

@@ -66,7 +66,7 @@ def _convolve(cx: KernelContext, arguments: dict[str, Any], pad: tuple[int, int,
 
 
 def _image_weight(weight: Weight) -> Weight:
-    """A weight [OC, IC, (KH,) KW] as one of images."""
+    """Give the weight [OC, IC, KW] of a 1D convolution the kernel height 1; other weights stay [OC, IC, KH, KW]."""
     shape = weight.data.shape
     return Weight(weight.data.reshape(*shape[:2], *spatial_pair(shape, len(shape) - 2)), weight.scale)
 

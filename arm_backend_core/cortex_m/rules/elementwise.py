@@ -20,7 +20,7 @@ from arm_backend_core.nodes import arguments_of
 from arm_backend_core.permutation import Layout, identity
 
 aten = torch.ops.aten
-#: Rounding of float32 in a slope of 1.
+#: Tolerance of the comparison of slopes with 1, for the rounding of float32.
 _SLOPE_TOLERANCE = 1e-6
 
 
@@ -74,7 +74,7 @@ def _broadcast(cx: KernelContext, tensors: Sequence[Node], layout: Layout) -> tu
 
 
 def _is_trailing(small: Sequence[int], shape: Sequence[int]) -> bool:
-    """Whether a shape equals the last dimensions of ``shape``, after dimensions of size 1."""
+    """Whether ``small``, without its leading dimensions of size 1, equals the last dimensions of ``shape``."""
     start = next((i for i, size in enumerate(small) if size != 1), len(small))
     return tuple(small[start:]) == tuple(shape[start:])
 
@@ -160,8 +160,8 @@ def _select_extreme(cx: KernelContext, operands: Sequence[QuantizedValue], targe
 def prelu(cx: KernelContext) -> QuantizedValue:
     """PReLU with a slope for each channel. With one slope for all channels, it is univariate and becomes a table.
 
-    With slopes from 0 to 1, it is max(x, slope * x). Otherwise it is the sum of max(x, 0) and slope * min(x, 0). One
-    term is 0 and the other has the parameters of the result, so that the sum does not round again.
+    With slopes from 0 to 1, it is max(x, slope * x). Otherwise it is the sum of max(x, 0) and slope * min(x, 0). Both
+    terms have the parameters of the result, and one of them is 0 for each element, so the sum does not round again.
     """
     x, slopes = (cx.operand(argument) for argument in cx.node.args[:2])
     if slopes.data is None:

@@ -19,7 +19,7 @@ def to_height_width(values: Any, spatial: int, default: int) -> list[int]:
 
 
 def spatial_pair(shape: Any, spatial: int) -> list[int]:
-    """(height, width) of [(N,) C, (H,) W]; the height of a row is 1."""
+    """(height, width) of a shape [(N,) C, (H,) W]; the height is 1 if there is one spatial dimension."""
     return [1, *shape[-spatial:]][-2:]
 
 

@@ -58,7 +58,7 @@ def reshape(cx: KernelContext) -> QuantizedValue:
 
 
 def _layout_after_unit_axes(x: QuantizedValue, shape: tuple[int, ...]) -> Layout | None:
-    """The layout of ``x`` with another shape; None if more than dimensions of size 1 change."""
+    """The layout of ``x`` after a view as ``shape``; None if the view changes dimensions of a size other than 1."""
     old, new = ([axis for axis, size in enumerate(sizes) if size != 1] for sizes in (x.shape, shape))
     if [x.shape[axis] for axis in old] != [shape[axis] for axis in new]:
         return None
@@ -187,7 +187,7 @@ def upsample_nearest(cx: KernelContext) -> QuantizedValue:
     *(aten.index_select.default, aten.amax.default, aten.amin.default),
 )
 def apply_to_integers(cx: KernelContext) -> QuantizedValue:
-    """Other data movement, and largest or smallest elements: the ATen operator itself, on integers.
+    """Other data movement, ``amax`` and ``amin``: call the ATen operator itself on integers.
 
     Operands are requantized to the parameters of the result.
 

@@ -45,8 +45,8 @@ def _spatial_axes(cx: KernelContext) -> int:
 def _average(cx: KernelContext, x: QuantizedValue, window: _Windows) -> QuantizedValue:
     """Mean over windows of [(N,) C, (H,) W]; padding counts as zeros.
 
-    Without padding and with equal parameters, the pooling kernel computes it. Otherwise, a product of matrices or a
-    depthwise convolution with weights of 1 divides and requantizes in one rounding.
+    Without padding and with equal parameters, the pooling kernel computes it. Otherwise, a matrix product (one window
+    that covers the image) or a depthwise convolution, with weights of 1, divides and requantizes in one rounding.
     """
     spatial, factor = _spatial_axes(cx), 1 / (window.kernel[0] * window.kernel[1])
     is_unpadded = window.pad == [0, 0]
@@ -160,7 +160,7 @@ def _average_dimensions(cx: KernelContext, x: QuantizedValue, reduced: list[int]
 
 
 def _sum_dimensions(cx: KernelContext, x: QuantizedValue, reduced: list[int], factor: float) -> QuantizedValue:
-    """Sum over dimensions, times ``factor``: a product of matrices with a row of ones.
+    """Sum over dimensions, times ``factor``: the matrix product of a row of ones and the elements.
 
     A depthwise convolution would need as many weights as the operand has elements, and its scratch memory grows with
     the window: 6 MB for 112x112 pixels with MVE.

@@ -141,7 +141,7 @@ class _ChangeEvaluator:
     def try_per_tensor_weights(self, program: ExportedProgram, method_suffix: str, *, is_only_method: bool) -> None:
         """Compile the program with one scale for each weight tensor (``per_channel=False``).
 
-        With several methods, only a note is added.
+        Nothing happens without per-channel weights. With several methods, only a note is added.
         """
         from arm_recipes.explore.advice.per_tensor_weights import use_per_tensor_scales
 
@@ -191,7 +191,7 @@ def _to_cost(estimates: ProgramEstimates) -> Cost:
 
 
 def _memory_requirements(current: EthosUCompileSpec, changed: EthosUCompileSpec) -> str:
-    """Describe the requirements that a changed memory mode adds for the system."""
+    """Describe what a changed memory mode requires of the system; "" if it requires nothing new."""
     if changed.memory_mode == current.memory_mode:
         return ""
     requirements = []

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 
-#: Number of channels that the NPU computes together. A reduction is tried if a layer has at most
-#: ``_MAX_EXCESS_CHANNELS`` channels beyond a multiple of this number.
+#: Number of channels that the NPU computes together, and the maximum number of channels beyond a multiple of it: a
+#: reduction is not tried for layers with more.
 _CHANNEL_GROUP, _MAX_EXCESS_CHANNELS = 16, 4
 #: Maximum number of layers to try. Each takes about one second.
 _MAX_LAYERS = 6
@@ -38,7 +38,7 @@ class _LayerSpec:
         channels: number of output channels, or output features of a linear layer.
         input_sizes: number of input channels or features, and for convolutions the kernel size.
         input_shape: shape of the input tensor.
-        options: stride, padding and dilation of a convolution, as far as the operator has them.
+        options: stride, padding and dilation of a convolution, without those that its node leaves at the default.
     """
 
     kind: type[nn.Module]
@@ -71,8 +71,8 @@ def try_fewer_channels(
     convolutions and layers that compute an output of the model are excluded.
 
     Returns:
-        The compiled layers, whose ``Advice.saves`` is False if the change is not worthwhile, and notes on layers that
-        were not compiled.
+        An ``Advice`` for each compiled layer, whose ``saves`` is False if the change is not worthwhile, and notes on
+        layers that were not compiled.
     """
     nodes: dict[_LayerSpec, Node] = {}
     for program in programs.values():
@@ -150,7 +150,10 @@ def _as_hashable(value: Any) -> Any:
 
 
 def _is_model_output(node: Node) -> bool:
-    """Whether the node is a model output. The task fixes its number of channels."""
+    """Whether a node computes a model output, whose number of channels the task determines.
+
+    Quantize and dequantize operators may follow the node.
+    """
     pending = list(node.users)
     while pending:
         user = pending.pop()

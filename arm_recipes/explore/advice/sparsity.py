@@ -115,7 +115,7 @@ def find_prunable_weights(program: ExportedProgram) -> dict[Node, int | None]:
 
 
 def prune_weights(program: ExportedProgram) -> ExportedProgram | None:
-    """Set the two smallest of each four weights of a quantized program to 0.
+    """Set the two smallest of each four weights to 0, in the prunable weights (``find_prunable_weights``) of a program.
 
     Returns:
         A changed copy of the program; None if it has no prunable weight, or all are 2:4 sparse already.

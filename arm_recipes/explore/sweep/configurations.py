@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 #: Recipes for which Vela estimates cycles and memory.
 ETHOSU_RECIPES = tuple(name for name in SPEC_BUILDERS if name.startswith("ETHOSU"))
+#: Ethos-U recipes of a sweep without the argument ``recipes``.
 DEFAULT_RECIPES = tuple(name for name in ETHOSU_RECIPES if name.endswith("_INT8"))
 ALL_VALUES = "all"
 #: Recipe option -> argument of ``sweep`` that lists values of the option.
@@ -111,7 +112,7 @@ def list_configurations(
     """List every valid combination of the options, or of recipes and boards.
 
     Args:
-        recipes: as for ``resolve_recipe_names``. None selects the int8 recipes.
+        recipes: as for ``resolve_recipe_names``. None selects the int8 recipes of Ethos-U.
         varied: values of ``macs``, ``system_config`` and ``memory_mode``. None selects all values of ``macs`` and
             ``memory_mode``. For ``system_config``, which describes the clock and the memories around the NPU, None
             selects the recipe's default, and "all" selects all.
@@ -119,8 +120,9 @@ def list_configurations(
         boards: names of boards, or "all"; None: ``varied`` determines the configurations.
 
     Raises:
-        ValueError: a value is valid in no combination; the message contains the error of the recipe. Or a board does
-            not exist, has the NPU of no recipe, or is combined with an option that it determines.
+        ValueError: an option of ``fixed`` is invalid; a value of ``varied`` is valid in no combination (the message
+            contains the error of the recipe); or a board does not exist, has the NPU of no recipe, or is combined with
+            an option that it determines.
     """
     if boards is not None:
         return _list_boards(recipes, {**varied, "config_ini": fixed["config_ini"]}, fixed, boards)

@@ -74,7 +74,7 @@ class ProgramRunner:
 
 
 def compute_cpu_ram(report: Report) -> int:
-    """RAM beyond that of the delegates, in bytes. The memory plan may place both in one buffer."""
+    """RAM beyond that of the delegates, in bytes. CPU tensors in the NPU's scratch add nothing."""
     if report.ram is None:
         return 0
     estimates = [delegate.vela for delegate in report.delegates if delegate.vela is not None]

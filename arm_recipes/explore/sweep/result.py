@@ -65,7 +65,8 @@ class Sweep(Renderable):
         Args:
             x: column of the horizontal axis. If no row has a time, because no clock of a Cortex-M was given, ``cycles``
                 replaces ``milliseconds``.
-            y: columns of the vertical axes, one subplot each. Columns without values and columns of zeros are omitted.
+            y: columns of the vertical axes, one subplot each. Columns without values are omitted, and so are columns
+                of zeros, unless only these remain.
 
         Raises:
             ValueError: there is no such numeric column, no row has estimates, or no column of ``y`` has a value.

@@ -66,7 +66,7 @@ class ResultStore:
         self.save_record(key, content)
 
     def load_outputs(self, key: str) -> list[list[Any]] | None:
-        """Load a program's outputs, a list of tensors for each sample; None if they are missing or invalid."""
+        """Load a program's outputs, a flat list for each sample; None if they are missing or invalid."""
         import torch
 
         if self._folder is None or not (self._folder / f"{key}{_OUTPUTS_SUFFIX}").is_file():

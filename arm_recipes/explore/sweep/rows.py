@@ -52,12 +52,14 @@ class Row:
         system_config, memory_mode: Vela's system configuration and memory mode. Without an NPU, the clock, such as
             "120 MHz", and "".
         estimates: estimates of Vela or of the CPU cost model; None if compilation failed (see ``error``).
-        cpu_operators: number of operators outside delegates. An NPU's estimates do not include their time.
-        accuracy: accuracy by the sweep's metric; None if the program could not be executed.
-        error: error message of a failed configuration.
+        cpu_operators: number of operators outside delegates, whose time an NPU's estimates do not include; None if the
+            program could not be lowered.
+        accuracy: accuracy by the sweep's metric; None if the program could not be compiled or executed.
+        error: error message of a failed configuration; None for others.
         board: name of the board that determined the configuration; None without a board.
         ram_bytes: RAM that a board needs: that of the NPU, of ExecuTorch's runtime, of the application's inputs and
-            outputs, and of tensors outside delegates; None if an NPU's program could not be executed.
+            outputs, and of tensors outside delegates; None if compilation failed, or an NPU's program could not be
+            executed.
         exceeds_board: whether the program needs more SRAM than the board has; False without a board, and if the program
             could not be executed.
     """

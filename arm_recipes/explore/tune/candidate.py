@@ -25,7 +25,7 @@ class Candidate:
         cost: estimated cost.
         sqnr: SQNR in dB of the quantized program in PyTorch, against the floating-point model, on the test samples.
         accuracy: metric on the test samples; SQNR if the user gave no metric.
-        search_accuracy: metric or SQNR on the search samples.
+        search_accuracy: metric on the search samples; SQNR if the user gave no metric.
     """
 
     precisions: dict[str, str]

@@ -122,11 +122,11 @@ def cumulative_plans(
 
 
 def pick_evenly_spaced(costs: Sequence[float], count: int) -> list[int]:
-    """Pick plans with evenly spaced costs, always including the first and the last.
+    """Pick the plans that are nearest to evenly spaced costs, always including the first and the last plan.
 
     Args:
         costs: cost of each plan, in increasing order.
-        count: number of evenly spaced costs.
+        count: number of evenly spaced costs. Several of them may have the same nearest plan.
 
     Returns:
         Indices of the plans.

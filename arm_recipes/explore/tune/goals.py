@@ -34,7 +34,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Goal:
-    """Goal of a search: the most accurate program within the limits; with ``min_accuracy``, the cheapest to reach it.
+    """Goal of a search: the most accurate program within the limits, or the cheapest that reaches ``min_accuracy``.
 
     Attributes:
         limits: cost limits; empty if only accuracy is required.

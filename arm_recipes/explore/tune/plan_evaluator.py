@@ -93,7 +93,7 @@ class PlanEvaluator:
     def estimate_costs(self, plans: Iterable[PrecisionPlan]) -> list[ProgramCost | str]:
         """Estimate the cost of each plan. The result of a plan is an error message if its program cannot be compiled.
 
-        Vela compiles several plans in parallel. The store caches the estimates.
+        Vela compiles several plans in parallel. The store caches Vela's estimates.
         """
         requested, spec = list(plans), self._vela_spec
         keys = [self._store_key(plan) for plan in requested]
@@ -188,9 +188,10 @@ class PlanEvaluator:
         return recipe
 
     def _store_key(self, plan: Mapping[str, str], samples_digest: str = "") -> str:
-        """Return the key of a plan's evaluation result on the samples with this digest; without a digest, of its cost.
+        """Return the key of a plan's evaluation result on the samples with this digest.
 
-        The store has Vela's estimates under another key, ``cache_key``, which it shares with ``sweep``.
+        Without a digest, it is the key of the plan's cost in this object. The store has Vela's estimates under another
+        key, ``cache_key``, which ``sweep`` uses, too.
         """
         text = json.dumps([self._content_hash, samples_digest, sorted(plan.items())])
         return hashlib.sha256(text.encode()).hexdigest()

@@ -84,14 +84,14 @@ class ProgramSearch:
         return not self._goal.is_within_limits(candidate.cost)
 
     def _bracket(self, candidates: Mapping[int, Candidate | None]) -> tuple[int | None, int | None]:
-        """Return the indices of the last program before the goal, and of the first program past it."""
+        """Return the index of the last program before the goal, and of the first past it; None if there is none."""
         evaluated = {i: candidate for i, candidate in candidates.items() if candidate is not None}
         high = next((i for i, candidate in evaluated.items() if self._is_past_goal(candidate)), None)
         low = max((i for i in evaluated if high is None or i < high), default=None)
         return low, high
 
     def _fill_budget(self, plan: PrecisionPlan, steps: Sequence[convex_hull.PrecisionStep]) -> None:
-        """Add further steps until the budget is used up.
+        """Add further steps until the budget is used up or ``_MAX_FILL_PROGRAMS`` programs were compiled.
 
         Each iteration adds a fraction of the affordable steps. The fraction doubles if the new program is better, and
         halves otherwise. The cost of a step includes border casts, which vanish between two changed regions. Several

@@ -106,7 +106,9 @@ def with_region_precision(plan: Mapping[str, str], region: Region, precision: st
 
 
 def minimal_settings(plan: Mapping[str, str], default_precision: str) -> PrecisionPlan:
-    """Return few settings that give every module its precision. A setting applies to all submodules.
+    """Return few settings that give every module its precision.
+
+    A setting also applies to the submodules without a setting of their own.
 
     Args:
         plan: precision by module.

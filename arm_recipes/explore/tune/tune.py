@@ -78,7 +78,7 @@ def tune(
         budget: upper limits by kind of cost: ``cycles`` and ``sram`` (Ethos-U and Cortex-M), ``flash`` and ``traffic``.
             A float is a factor of the cost of the recipe's own program, as in ``{"cycles": 1.1}``. An int (cycles or
             bytes) or a text such as "512KiB" is absolute. Without any goal, the default is 1.1 times the cycles, or the
-            traffic on other targets.
+            traffic on targets without estimated cycles.
         min_metric: required accuracy. The search looks for the cheapest program that reaches it.
         max_drop: largest accepted drop of the accuracy below the floating-point model. It needs ``metric``.
         candidate_precisions: precisions to choose from, of ``arm_recipes.recipe.precisions.PRECISION_NAMES``. The

@@ -33,8 +33,9 @@ class DelegateCall:
             come last and in order.
         record: the compiler's record of the delegate.
         operators: operators of the delegate's TOSA graph; empty if the graph contains nested graphs.
-        groups: nodes of the captured program whose values TOSA operators of the delegate compute.
-        handles: index of a TOSA operator -> debug handles.
+        groups: groups of nodes of the captured program. A TOSA operator of the delegate computes the value of the last
+            node of a group.
+        handles: index of a TOSA operator -> debug handles of the group that it belongs to; empty without a group.
         results: index of a TOSA operator -> candidate arrays for its result in one run of the method.
     """
 
