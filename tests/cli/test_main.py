@@ -271,7 +271,7 @@ def test_a_disk_that_is_full_exits_with_1(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("arm_recipes.result.write", full)
+    monkeypatch.setattr("arm_recipes.result.write_file_atomically", full)
     assert main(["export", str(small), "--recipe", "TOSA_FP"]) == 1
     assert capsys.readouterr().err.splitlines()[-1].startswith("error: ")
 
