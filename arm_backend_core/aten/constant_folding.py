@@ -43,7 +43,7 @@ class Constants:
         return node in self._nodes
 
     def value(self, node: Node) -> Tensor:
-        """The value of a constant node. The first call evaluates it; later calls return the cached value."""
+        """The value of a constant node. The value of an operator is cached, that of an attribute is read each time."""
         if node.op == "get_attr":
             tensor: Tensor = attrgetter(str(node.target))(self.module)
             return tensor.detach()
@@ -60,7 +60,8 @@ class Constants:
             axis: dimension of the channels.
 
         Returns:
-            None if ``node`` is not constant, or does not broadcast to ``shape`` along ``axis`` alone.
+            None if ``node`` is not constant, or if its shape, with leading ones, differs from [1, ..., C, ..., 1] with
+            C along ``axis``.
         """
         if node not in self:
             return None
@@ -83,7 +84,7 @@ class Constants:
 
 
 def fold_constant_weights(module: GraphModule) -> None:
-    """Fold weights and biases that the graph computes from parameters, as in weight standardization, into buffers."""
+    """Fold weights and biases that the graph computes from constants, as in weight standardization, into buffers."""
     constants = Constants(module)
     for source in _find_foldable_weights(module.graph, constants):
         with module.graph.inserting_before(source):

@@ -1,7 +1,7 @@
 """Affine functions of channels, y = gain[c] * x + offset[c], as part of a layer.
 
-An affine function of a layer's result or operand can be folded into weight and bias. Any other can become a depthwise
-1x1 convolution, whose one weight per channel is exact in per-channel quantization.
+An affine function of a layer's result or operand can be folded into weight and bias. Any other affine function can
+become a depthwise 1x1 convolution. Its one weight per channel is exact in per-channel quantization.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _set_parameters(
 
 
 def find_reading_layer(node: Node) -> tuple[Node, Node | None] | None:
-    """Find the convolution, or the linear layer behind a flattening, that alone reads ``node`` [N, C, ...].
+    """Find the convolution, or the linear layer behind a flattening, that is the only reader of ``node`` [N, C, ...].
 
     Returns:
         The layer, and the flattening if there is one. None if no such layer reads the node, or if anything else does.

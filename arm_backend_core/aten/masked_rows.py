@@ -1,4 +1,4 @@
-"""Masked rows: set softmax rows whose elements are all masked to 0, as PyTorch's attention does.
+"""Masked rows: set each softmax row to 0 if all of its elements are masked, as PyTorch's attention does.
 
 A floating-point program recognizes a masked element by its score, -inf. Quantized scores are finite, so this rewrite
 finds the fully masked rows from the mask itself.
@@ -27,11 +27,12 @@ _SCALINGS = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
 
 
 def zero_masked_rows(module: GraphModule) -> None:
-    """Set the rows whose scores are all -inf to 0 by a select, after ``_safe_softmax`` and ``nan_to_num(softmax(x))``.
+    """Set the rows whose scores are all -inf to 0, by a select after the softmax.
 
-    A constant mask without a fully masked row needs no select. If only the matrix product with the values reads the
-    attention weights, the select follows that product. The select then reads fewer elements, and the quantization of
-    the attention weights does not change.
+    This applies to ``_safe_softmax``, and to a ``softmax`` whose result only ``nan_to_num`` reads. A constant mask
+    without a fully masked row needs no select. If only the matrix product with the values reads the attention weights,
+    the select follows that product. The select then usually reads fewer elements, and the quantization of the attention
+    weights does not change.
     """
     finder = _MaskFinder(module)
     targets = [target for record in (safe_softmax, softmax) for target in record.overloads]
@@ -121,7 +122,7 @@ class _MaskFinder:
     def _find_in_bounded_mask(self, x: Node) -> Node | None:
         """The boolean mask of a float mask that ``attention`` has clamped to ``QUANTIZABLE_LOWEST``.
 
-        If the mask is an input of the program, the program compares it with this bound at run time.
+        If the mask is an input of the program, the program compares the clamped mask with this bound plus 1.
         """
         assert isinstance(x.args[0], Node)
         mask, source = self(x.args[0]), x.args[0]
@@ -154,7 +155,7 @@ class _MaskFinder:
         return isinstance(factor, (int, float)) and factor > 0
 
     def _is_negative_infinity(self, x: Any, *, every: bool = True) -> bool:
-        """Whether ``x`` is -inf: a number, or every or any element of a constant."""
+        """Whether ``x`` is the number -inf, or a constant whose elements are -inf: all, or if not ``every``, any."""
         if isinstance(x, Node):
             if x not in self._float_constants or not is_float(x):
                 return False
@@ -178,7 +179,7 @@ class _MaskFinder:
         return self._insert_after(x, x.target, mask, *x.args[1:])
 
     def _insert_after(self, x: Node, target: Any, *args: Any) -> Node:
-        """Insert an operator after ``x`` and its own operands."""
+        """Insert an operator after ``x`` and after the operator's operands."""
         with self._module.graph.inserting_before(self._insertion_point(x, args)):
             return self.insert(x, target, *args)
 
