@@ -65,9 +65,10 @@ class Annotator:
         self.configs |= dict.fromkeys(functions, finest)
 
     def _choose_result_spec(self, node: Node) -> None:
-        """Give a result the spec with the most levels among its readers' configurations: it is then rounded only once.
+        """Give a result the activation spec with the most levels among the configurations of its readers.
 
-        A function that ``FusionPlan.chain_base`` contains keeps the spec of its own configuration.
+        No reader then gets a result that was rounded to fewer levels than its own configuration has. A function in
+        ``FusionPlan.chain_base``, and a result without quantized readers, keep the spec of their own configuration.
         """
         has_several_results = isinstance(node.meta["val"], (list, tuple))
         users = [user for getitem in node.users for user in getitem.users] if has_several_results else list(node.users)
@@ -248,9 +249,9 @@ class Annotator:
         return node
 
     def _annotate_shared(self, node: Node) -> None:
-        """Annotate data movement: result and operands share the first operand's parameters.
+        """Annotate data movement: result and operands share the first float operand's parameters.
 
-        A cast from integers has no such operands. Its result gets parameters of its own.
+        A cast from integers has no float operands. Its result gets parameters of its own.
         """
         sources = self.plan.activation_operands(node)
         if is_cast_from_integers(node):
@@ -306,7 +307,7 @@ def _is_gate(node: Node) -> bool:
 
 
 def is_cast_from_integers(node: Node) -> bool:
-    """Whether ``node`` casts integers to floating point."""
+    """Whether ``node`` casts integers or booleans to floating point."""
     record, sources = find_record(node), node.all_input_nodes
     is_float_movement = record is not None and record.kind is AnnotationKind.SHARED and is_float(node)
     return is_float_movement and bool(sources) and all(map(is_integer_or_bool, sources))
