@@ -22,7 +22,8 @@ from arm_backend_core.program import constants_of, drop_assertions, eliminate_de
 class Constants:
     """The constant nodes of a graph and their values.
 
-    Constant nodes are parameters and buffers that the graph does not write, and nodes that depend only on these.
+    Constant nodes are attributes (parameters, buffers) and ``tensors`` that the graph does not write, and operators
+    that depend only on these.
 
     Attributes:
         module: the module of the graph.
@@ -55,9 +56,9 @@ class Constants:
         """The elements [C] of a constant that has one element for each channel of a tensor.
 
         Args:
-            node: an operand of an operator.
-            shape: of the tensor.
-            axis: dimension of the channels.
+            node: the constant, an operand of an operator.
+            shape: the shape of the tensor that has the channels.
+            axis: the dimension of the channels in ``shape``.
 
         Returns:
             None if ``node`` is not constant, or if its shape, with leading ones, differs from [1, ..., C, ..., 1] with

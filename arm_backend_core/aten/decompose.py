@@ -1,8 +1,8 @@
 """Decomposition: replace composite operators by operators that have an operator record (lowering rules).
 
-A composite is traced on fake tensors; calls with equal operand types, shapes and other arguments share one trace (the
-fragment). The fragment is decomposed recursively and copied into the program. Operators with a ``Composite`` record
-(``ops/composites``, ``ops/recurrent``) use its decomposition, all others that of PyTorch.
+A composite is traced on fake tensors. Calls share one trace (the fragment) if their operands have equal types, shapes
+and strides, and their other arguments are equal. The fragment is decomposed recursively and copied into the program.
+The decomposition is that of the ``Composite`` record (``ops/composites``, ``ops/recurrent``), else PyTorch's.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ class _FragmentWriter:
     constants: set[Node]
 
     def __call__(self, function: Callable[..., Any], *operands: Node, layer: Node | None = None, **kwargs: Any) -> Any:
-        """Emit the nodes of ``function``, traced once for operands of the same kind; returns the nodes of its results.
+        """Emit the nodes of ``function``, whose trace ``get_fragment`` caches; returns the nodes of its results.
 
         Args:
             function: a function of tensors.

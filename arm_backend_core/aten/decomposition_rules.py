@@ -69,7 +69,7 @@ def _is_empty(node: Node) -> bool:
 
 
 def _reduces_zero_elements(node: Node) -> bool:
-    """Whether a matrix product reduces over zero elements. A kernel would leave its result unwritten."""
+    """Whether ``node`` is a matrix product of sums over zero elements. A kernel would not write such a result."""
     if node.target not in (aten.linear.default, aten.mm.default, aten.bmm.default, aten.matmul.default):
         return False
     left = cast(Node, node.args[0]).meta["val"]

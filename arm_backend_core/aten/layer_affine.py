@@ -71,7 +71,7 @@ def fold_into_producer(constants: Constants, layer: Node, affine: ChannelAffine,
     """Fold an affine function of the result of ``layer`` into its weight and bias.
 
     Args:
-        constants: of the edited module.
+        constants: the constants of the edited module.
         layer: the node that computes the operand of the function.
         affine: the function.
         axis: dimension of the result of ``layer`` that has the channels.
@@ -153,7 +153,7 @@ def fold_into_reader(constants: Constants, node: Node, layer: Node, affine: Chan
     The caller then makes the layer read the operand of the function.
 
     Args:
-        constants: of the edited module.
+        constants: the constants of the edited module.
         node: the result of the function.
         layer: from ``find_reading_layer``.
         affine: the function.
@@ -209,7 +209,7 @@ def insert_depthwise(constants: Constants, origin: Node, x: Node, affine: Channe
     [N, C] is reshaped to [N, C, 1], and [N, C, D, H, W] to [N, C, D * H, W].
 
     Args:
-        constants: of the edited module.
+        constants: the constants of the edited module.
         origin: the node that the result replaces.
         x: the operand.
         affine: the function.
