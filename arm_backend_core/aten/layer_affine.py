@@ -169,7 +169,7 @@ def fold_into_reader(constants: Constants, node: Node, layer: Node, affine: Chan
     if arguments.get("transposed", False):
         return "the convolution after it is transposed"
     if offset is not None and _pads(arguments, kernel.shape[2:]):
-        return "the convolution after it pads with zeros, which are not zeros of its operand"
+        return "the convolution after it pads with zeros, to which its offset was not added"
     if gain is not None and not gain.abs().max() <= _MAX_GAIN_RATIO * gain.abs().min():
         return (
             f"its gains differ by more than a factor of {_MAX_GAIN_RATIO:g}: the int8 weights after it would lose bits"

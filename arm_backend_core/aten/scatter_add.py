@@ -232,7 +232,7 @@ class _Frames:
     length: int
     hop: int
     start: int
-    is_frame_last: bool  #: the rows are ordered by c, then by f
+    is_frame_last: bool  #: the rows are ordered by c, then by f; otherwise by f, then by c
 
     @property
     def span(self) -> int:

@@ -203,7 +203,7 @@ class Annotator:
             record.kind is AnnotationKind.SHARED and len(self.plan.activation_operands(node)) == 1
         )
         interval = _exact_interval(source) if source in self.records else None
-        if interval is not None and (has_one_operand or self._reads_8_bits(node, source, interval)):
+        if interval is not None and (has_one_operand or self._can_read_exact_integers(node, source, interval)):
             return self._output_spec(source)
         int16, is_recurrent = self.plan.int16_nodes, TIMESTEP_SLOT in node.meta
         owner = self._scale_owner(source)
@@ -218,7 +218,7 @@ class Annotator:
             return config.int16_activation
         return config.activation
 
-    def _reads_8_bits(self, node: Node, source: Node, interval: tuple[float, float]) -> bool:
+    def _can_read_exact_integers(self, node: Node, source: Node, interval: tuple[float, float]) -> bool:
         """Whether ``node`` can read the exact integers of a cast with their own scale.
 
         A calibrated scale would only round them. False for data movement: all its operands share one scale, and the
@@ -316,8 +316,8 @@ def is_cast_from_integers(node: Node) -> bool:
 def _exact_interval(node: Node) -> tuple[float, float] | None:
     """Return the range of ``node`` if it casts integers that its quantized type represents exactly, else None.
 
-    This is so for int8, for uint8 and for integers with a known interval. For other integers, a calibrated range is
-    more precise: functions of int16 are TABLEs with one entry for every 128th value.
+    The quantized type represents int8, uint8 and integers with a known interval exactly. For other integers, a
+    calibrated range is more precise: functions of int16 are TABLEs with one entry for every 128th value.
     """
     if not is_cast_from_integers(node):
         return None

@@ -55,7 +55,7 @@ def unlift(
 
 
 def write_buffer_mutations(program: ExportedProgram, specs: dict[str, InputSpec]) -> None:
-    """Write new values of buffers at the end of the graph, so that state carries over to the next sample."""
+    """Add nodes that write the new values of buffers at the end of the graph: state carries over to the next sample."""
     attributes = {node.target: node for node in program.graph.find_nodes(op="get_attr")}
     buffers = {spec.target: attributes[name] for name, spec in specs.items()}
     output = program.graph.output_node()
