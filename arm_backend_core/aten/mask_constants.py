@@ -153,7 +153,7 @@ class _MaskBounder:
         """Copy the maximum of ``x`` that a stable softmax subtracts, so that the copy is the maximum of ``bounded``.
 
         Args:
-            node: the subtracted tensor.
+            node: the subtracted tensor, or a tensor on the path from the maximum to it.
             x: the tensor from which ``node`` is subtracted.
             bounded: the replacement of ``x``.
 
