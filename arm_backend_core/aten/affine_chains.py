@@ -25,7 +25,7 @@ _SUMS: dict[Any, Callable[[float], tuple[float, float]]] = {
     )
     for overload in (getattr(aten, name).Tensor, getattr(aten, name).Scalar)
 }
-#: Operators that return their operand.
+#: Operators that copy or alias their operand and change no element.
 COPIES = (aten.clone.default, aten.contiguous.default, aten.alias.default)
 _PRODUCTS = (aten.mul.Tensor, aten.mul.Scalar)
 _DIVISIONS = (aten.div.Tensor, aten.div.Scalar)
@@ -57,7 +57,7 @@ class AffineChain:
         axis: dimension of the channels.
         affine: the function of the chain.
         divides: whether it divides by a constant with an element for each channel.
-        has_parameter: whether a parameter is among its constants.
+        has_parameter: whether a constant of the chain is a parameter or is computed from one.
     """
 
     source: Node
@@ -90,7 +90,7 @@ def find_affine_chains(graph: Graph, constants: Constants, axis: int) -> list[Af
 
 
 def _is_inner(node: Node) -> bool:
-    """Whether an operator of a chain may be followed by another one: nothing else needs its result."""
+    """Whether a chain may continue after ``node``: one operator reads its result, and no removed dropout does."""
     return len(node.users) == 1 and FEEDS_DROPOUT not in node.meta
 
 
@@ -120,8 +120,8 @@ def _per_channel(value: Coefficient, channels: int) -> Tensor:
 def _match_step(node: Node, constants: Constants, axis: int) -> _Step | None:
     """Match a sum, product or quotient of a float32 tensor and a constant; the result has the shape of the tensor.
 
-    A negation is a product with -1, and a copy is a product with 1. Copies occur because in-place operators on a copy,
-    as in ``torchvision.transforms.Normalize``, leave it in the functional graph.
+    A negation is a product with -1, and a copy is a product with 1. Copies occur because some models copy a tensor to
+    write it in place, as ``torchvision.transforms.Normalize`` does. The functional graph still contains the copy.
     """
     target = overload_of(node.target)
     if target in COPIES:
@@ -152,7 +152,11 @@ def _match_step(node: Node, constants: Constants, axis: int) -> _Step | None:
 
 
 def _constant_value(operand: Any, x: Node, constants: Constants, axis: int) -> Coefficient | None:
-    """A constant operand of ``x`` as a number, a tensor [] or [C]; None if it varies along another dimension."""
+    """The constant that an operator combines with ``x``, as a number or a tensor [] or [C].
+
+    Returns:
+        None if ``operand`` is not constant, is complex, or varies along another dimension than ``axis``.
+    """
     if isinstance(operand, (int, float)):
         return float(operand)
     if operand not in constants or is_complex(operand):

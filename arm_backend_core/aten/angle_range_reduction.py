@@ -59,7 +59,8 @@ class _PhaseBuilder:
         """Insert nodes that compute the angle ``node`` in integer units of 2**-16 turns, in [-2**15, 2**15).
 
         Returns:
-            None if the angle is not an integer times a constant.
+            The phases. None if the angle is not a product of integers and a constant, to which only data movement and
+            casts are applied.
         """
         if node not in self._phases:
             self._phases[node] = self._insert_product_phases(node) or self._copy_data_movement(node, self.insert_phases)

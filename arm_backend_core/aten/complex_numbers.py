@@ -1,8 +1,8 @@
 """Complex decomposition: rewrite operators on complex tensors as operators on real tensors [..., 2].
 
 TOSA has no complex tensors. A complex tensor becomes a real tensor [..., 2] of real and imaginary parts
-(``ComplexAsReal``). ``view_as_complex`` follows it, so that an operator without a rule still reads a complex tensor.
-``fourier`` has the Fourier transforms.
+(``ComplexAsReal``). A ``view_as_complex`` of the real tensor follows, so that an operator without a rule still reads a
+complex tensor. ``aten/fourier.py`` has the rules of the Fourier transforms.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def decompose_complex(node: Node, call: Callable[..., Any], constants: Container
         constants: nodes that are parameters or computed from constants alone.
 
     Returns:
-        None if there is no rule, or if a complex operand is the result of an operator that was not decomposed.
+        The result. None if there is no rule, or if a complex operand is the result of an operator that was not
+        decomposed.
     """
     sources = list(node.all_input_nodes)
     real_views = {
@@ -66,8 +67,9 @@ def decompose_complex(node: Node, call: Callable[..., Any], constants: Container
         result = rule(*args, **kwargs)
         return torch.view_as_complex(result.data.contiguous()) if isinstance(result, ComplexAsReal) else result
 
-    # ``call`` does not decompose the operator in its first argument again. A rule in ``COMPLEX_DECOMPOSITIONS`` may
-    # emit the same operator on real numbers, which must be decomposed, so that the first argument is then the rule.
+    # The first argument of ``call`` names an operator that is not decomposed again inside the decomposition. A rule in
+    # ``COMPLEX_DECOMPOSITIONS`` may emit ``node.target`` on real numbers, which must be decomposed. For such a rule,
+    # the first argument is therefore the rule itself.
     is_generic_rule = node.target not in COMPLEX_DECOMPOSITIONS
     result: Node = call(
         node.target if is_generic_rule else rule, decomposition, *(real_views.get(x, x) for x in sources)
@@ -202,7 +204,10 @@ def _sinh_or_cosh(z: ComplexAsReal, index: int) -> ComplexAsReal:
 
 
 def _tanh(z: ComplexAsReal) -> ComplexAsReal:
-    """tanh(a + ib) = (t + i sin b cos b (1 - t * t)) / (cos b ** 2 + (t sin b) ** 2), t = tanh a; never overflows."""
+    """tanh(a + ib) = (t + i sin b cos b (1 - t * t)) / (cos b ** 2 + (t sin b) ** 2) with t = tanh a.
+
+    Unlike sinh and cosh, t does not overflow for large a.
+    """
     t, cosine, sine = torch.tanh(z.parts[0]), torch.cos(z.parts[1]), torch.sin(z.parts[1])
     denominator = cosine * cosine + t * t * sine * sine
     return ComplexAsReal.from_parts(t / denominator, sine * cosine * (1 - t * t) / denominator)

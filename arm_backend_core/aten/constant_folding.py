@@ -22,7 +22,8 @@ from arm_backend_core.program import constants_of, drop_assertions, eliminate_de
 class Constants:
     """The constant nodes of a graph and their values.
 
-    Constant nodes are parameters and buffers that the graph does not write, and nodes that depend only on these.
+    Constant nodes are attributes (parameters, buffers) and ``tensors`` that the graph does not write, and operators
+    that depend only on these.
 
     Attributes:
         module: the module of the graph.
@@ -43,7 +44,7 @@ class Constants:
         return node in self._nodes
 
     def value(self, node: Node) -> Tensor:
-        """The value of a constant node. The first call evaluates it; later calls return the cached value."""
+        """The value of a constant node. The value of an operator is cached, that of an attribute is read each time."""
         if node.op == "get_attr":
             tensor: Tensor = attrgetter(str(node.target))(self.module)
             return tensor.detach()
@@ -55,12 +56,13 @@ class Constants:
         """The elements [C] of a constant that has one element for each channel of a tensor.
 
         Args:
-            node: an operand of an operator.
-            shape: of the tensor.
-            axis: dimension of the channels.
+            node: the constant, an operand of an operator.
+            shape: the shape of the tensor that has the channels.
+            axis: the dimension of the channels in ``shape``.
 
         Returns:
-            None if ``node`` is not constant, or does not broadcast to ``shape`` along ``axis`` alone.
+            None if ``node`` is not constant, or if its shape, with leading ones, differs from [1, ..., C, ..., 1] with
+            C along ``axis``.
         """
         if node not in self:
             return None
@@ -83,7 +85,7 @@ class Constants:
 
 
 def fold_constant_weights(module: GraphModule) -> None:
-    """Fold weights and biases that the graph computes from parameters, as in weight standardization, into buffers."""
+    """Fold weights and biases that the graph computes from constants, as in weight standardization, into buffers."""
     constants = Constants(module)
     for source in _find_foldable_weights(module.graph, constants):
         with module.graph.inserting_before(source):

@@ -1,8 +1,8 @@
 """Decomposition: replace composite operators by operators that have an operator record (lowering rules).
 
-A composite is traced on fake tensors, once for equal arguments, and types and shapes of operands. Its trace (the
-fragment) is decomposed recursively and copied into the program. The rest of the program is not traced again. Records
-define decompositions (``ops/composites``, ``ops/recurrent``); PyTorch's decompositions serve for the other operators.
+A composite is traced on fake tensors. Calls share one trace (the fragment) if their operands have equal types, shapes
+and strides, and their other arguments are equal. The fragment is decomposed recursively and copied into the program.
+The decomposition is that of the ``Composite`` record (``ops/composites``, ``ops/recurrent``), else PyTorch's.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def decompose(module: GraphModule, constants: Iterable[Node] = (), *, quantized:
     Args:
         module: the module to edit.
         constants: nodes that are parameters or buffers; nodes computed from these alone are only decomposed if complex.
-        quantized: the program is going to be quantized.
+        quantized: whether the program is going to be quantized.
 
     Returns:
         Whether the graph changed.
@@ -101,7 +101,7 @@ class _Decomposer:
     in_progress: list[OpOverload] = field(default_factory=list)
 
     def run(self, module: GraphModule, constants: set[Node]) -> bool:
-        """Decompose ``module`` and add nodes computed from constants alone to ``constants``; True if it changed."""
+        """Decompose ``module``; add nodes computed from constants alone to ``constants``. True if the graph changed."""
         changed = False
         for node in list(module.graph.nodes):
             is_known_constant = node.op == "get_attr" or is_constant(node, constants)
@@ -253,7 +253,7 @@ class _FragmentWriter:
     constants: set[Node]
 
     def __call__(self, function: Callable[..., Any], *operands: Node, layer: Node | None = None, **kwargs: Any) -> Any:
-        """Emit the nodes of ``function``, traced once for operands of the same kind; returns the nodes of its results.
+        """Emit the nodes of ``function``, whose trace ``get_fragment`` caches; returns the nodes of its results.
 
         Args:
             function: a function of tensors.
@@ -336,8 +336,8 @@ def _check_outputs(node: Node, outputs: Any) -> None:
     """Check shapes and element types of a decomposition's results against the fake tensors of ``node``.
 
     Raises:
-        Unsupported: they differ, or a size of a result depends on data.
-        Fault: they differ, and the decomposition belongs to this compiler.
+        Unsupported: a size of a result depends on data, or the results differ and ``node`` has no ``Composite`` record.
+        Fault: the results differ, and ``node`` has a ``Composite`` record.
     """
     actual = [x and _signature(x.meta["val"]) for x in (outputs if isinstance(outputs, (tuple, list)) else [outputs])]
     expected = node.meta.get("val")
@@ -362,7 +362,7 @@ def _signature(value: Any) -> _Signature | None:
 
 
 def _match_traced_layout(node: Node, outputs: Any) -> Any:
-    """Make ``outputs`` contiguous where the results of ``node`` are: views of them were traced as contiguous."""
+    """Make ``outputs`` contiguous where the results of ``node`` are: their views were traced for that layout."""
     if isinstance(outputs, (tuple, list)):
         return [_make_contiguous(x, traced) for x, traced in zip(outputs, node.meta["val"], strict=True)]
     return _make_contiguous(outputs, node.meta["val"])

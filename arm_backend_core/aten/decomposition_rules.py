@@ -45,7 +45,7 @@ def find_decomposition(node: Node, constants: Container[Node], *, quantized: boo
     Args:
         node: a node that ``needs_decomposition``.
         constants: nodes that are constant.
-        quantized: the program is going to be quantized.
+        quantized: whether the program is going to be quantized.
     """
     overload = cast(OpOverload, node.target)
     if _is_empty(node):
@@ -69,7 +69,7 @@ def _is_empty(node: Node) -> bool:
 
 
 def _reduces_zero_elements(node: Node) -> bool:
-    """Whether a matrix product reduces over zero elements. A kernel would leave its result unwritten."""
+    """Whether ``node`` is a matrix product of sums over zero elements. A kernel would not write such a result."""
     if node.target not in (aten.linear.default, aten.mm.default, aten.bmm.default, aten.matmul.default):
         return False
     left = cast(Node, node.args[0]).meta["val"]
@@ -77,7 +77,10 @@ def _reduces_zero_elements(node: Node) -> bool:
 
 
 def _has_computed_weight(node: Node, constants: Container[Node]) -> bool:
-    """Whether the weight of a layer is computed at run time or is a vector; true for 3D transposed convolutions too."""
+    """Whether a weight that must be constant (for a norm, also the bias) is computed at run time.
+
+    Also true for a linear layer whose weight is a vector, and for 3-D transposed convolutions.
+    """
     if node.target not in computed_weights.DECOMPOSITIONS:
         return False
     weight_arguments, _ = computed_weights.DECOMPOSITIONS[node.target]

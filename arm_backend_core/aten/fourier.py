@@ -2,7 +2,8 @@
 
 A complex tensor is a real tensor [..., 2], see ``ComplexAsReal``. Short-time Fourier transforms (``torch.stft``,
 ``torch.istft``) apply the same matrices to frames of the signal. The window is folded into the matrix, which has rows
-only for samples of the window: a window of 400 samples in a 512-point transform gives a matrix of 400 rows.
+(in the inverse transform, columns) only for samples of the window. For example, a window of 400 samples in a 512-point
+transform gives 400 rows.
 """
 
 from __future__ import annotations
@@ -132,7 +133,8 @@ def _stft(
 ) -> ComplexAsReal | Tensor:
     """Short-time Fourier transform of x [.., samples] -> [.., frequencies, frames].
 
-    The window of frame t begins (n_fft - win_length) // 2 samples after the frame, or with it (``align_to_window``).
+    The window of frame t begins at sample t * hop_length + (n_fft - win_length) // 2 of x; with ``align_to_window``, at
+    sample t * hop_length.
     """
     parts = x.parts if isinstance(x, ComplexAsReal) else (x,)
     real = parts[0]
@@ -166,7 +168,7 @@ def _stft_centered(
     *args: Any,
     **kwargs: Any,
 ) -> ComplexAsReal | Tensor:
-    """Short-time transform of a padded signal, so that frame t is centered on sample t * hop (``center=True``)."""
+    """Short-time transform. If ``center`` is true, padding centers frame t on sample t * hop_length of the signal."""
     if center:
         parts = x.parts if isinstance(x, ComplexAsReal) else (x,)
         padded = [F.pad(p[None], (n_fft // 2, n_fft // 2), pad_mode)[0] for p in parts]

@@ -37,12 +37,14 @@ _ZEROS_FOR_EMPTY: dict[Any, OpOverload] = {
 def functionalize(graph: Graph, *, write_back: bool = False) -> Node | None:
     """Replace in-place operators (``relu_``) by functional ones (``relu``); edits the graph.
 
-    Later readers of the mutated tensor read the result instead. This is equivalent unless something else shares the
-    tensor's memory (a view, a parameter, an input). In that case, no in-place operator of the graph is replaced.
+    Later readers of the mutated tensor read the result instead. This is equivalent unless the tensor is a parameter, a
+    buffer or an input, or unless a view shares its memory and is read later. In these cases, no in-place operator of
+    the graph is replaced.
 
     Args:
         graph: the graph to edit.
-        write_back: allow mutation of inputs and buffers; each is written once, at the end of the program.
+        write_back: whether mutation of inputs and buffers is allowed. Each is then written once, at the end of the
+            program.
 
     Returns:
         The first operator that mutates shared memory or has no functional overload. None if the graph has no more
@@ -74,7 +76,7 @@ def functionalize(graph: Graph, *, write_back: bool = False) -> Node | None:
 
 
 def _is_final_write(node: Node, order: dict[Node, int]) -> bool:
-    """Whether ``node`` writes to an attribute that no later node reads, or writes its own value to it."""
+    """Whether ``node`` is a ``copy_`` to an attribute that no later node reads, or of an attribute to itself."""
     attribute, value = node.args[:2] if node.target is aten.copy_.default else (None, None)
     if not isinstance(attribute, Node) or attribute.op != "get_attr":
         return False

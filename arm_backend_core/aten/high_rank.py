@@ -2,7 +2,8 @@
 
 Example: a video model partitions windows with a view of eight dimensions, a permutation and another view.
 
-- Permutation: dimensions that stay adjacent merge into one. If more than six remain, it is split into several.
+- Permutation: dimensions that stay adjacent merge into one. If more than six remain, the permutation is split into
+  several.
 - Elementwise operator: a run of dimensions along which the same operands broadcast merges into one (relative positions
   of a video's patches).
 - Softmax or reduction along one dimension: the dimensions before it merge into one, and those after it into another

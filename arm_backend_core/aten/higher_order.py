@@ -38,7 +38,10 @@ _MAX_UNROLLED_ITERATIONS = 64  #: Maximum trip count of an unrolled ``while_loop
 
 
 def inline_higher_order_ops(module: GraphModule, constants: Mapping[Node, Tensor]) -> bool:
-    """Inline the higher-order operators, nested ones too, except those with ``DELEGATE_LOOP`` or enabled ``autocast``.
+    """Inline the higher-order operators, nested ones too.
+
+    Three kinds stay: operators with ``DELEGATE_LOOP``, an enabled ``autocast``, and a ``while_loop`` whose state
+    contains Python numbers.
 
     Args:
         module: the module to edit.

@@ -1,8 +1,8 @@
 """Quantization of inputs at the boundary: one scale per input, and uint8 in place of int8.
 
 A concatenation gives all its operands one scale. An input that is also read elsewhere (a skip connection to a
-concatenation) therefore has two scales. It is quantized once, with the smallest scale, and the result is requantized
-for the others.
+concatenation) therefore has two scales. The input is quantized once, with the smaller scale. Readers of the other scale
+read the requantized result.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def quantize_inputs_once(_method: str, program: ExportedProgram) -> ExportedProg
 def quantize_inputs_as_uint8(_method: str, program: ExportedProgram) -> ExportedProgram:
     """Quantize to uint8 each input that only int8 quantize operators with equal parameters read.
 
-    The scale is that of int8, the zero point 128 more. A transform pass of an ``ExportRecipe``.
+    Inputs that the program writes stay. The scale is that of int8; the zero point is larger by 128. A transform pass of
+    an ``ExportRecipe``.
 
     Returns:
         ``program`` itself if it has no such input, else a copy.
@@ -94,7 +95,7 @@ def _requantize_from_smallest_scale(node: Node) -> None:
     dequantized = next((user for user in finest.users if is_dequantize(user)), None)
     if dequantized is None:
         return
-    # Both move to the front: other quantize operators may come first.
+    # Both operators move in front of all other readers of the input, which may precede them in the graph.
     _last_input_after(node).append(finest)
     finest.append(dequantized)
     for reader in list(node.users):

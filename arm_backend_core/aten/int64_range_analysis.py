@@ -38,7 +38,10 @@ class IntervalAnalysis:
         self._inferred: dict[Node, Interval] = {}
 
     def fits_int32(self, node: Node) -> bool:
-        """Whether int32 holds every element of ``node``'s integer result. Infers and stores the result's interval."""
+        """Whether int32 holds every element of ``node``'s integer result.
+
+        The method infers the interval of the result, and stores it if the type of the result holds it.
+        """
         interval = self._infer_result(node) or INT64
         dtype = getattr(first_result(node), "dtype", None)
         limits = INT64 if dtype is torch.int64 else _INT32_OR_NARROWER.get(dtype, INT32)

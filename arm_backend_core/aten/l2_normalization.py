@@ -14,17 +14,17 @@ from torch.fx import GraphModule, Node
 from arm_backend_core.graph_edits import add_buffer_node, insert_call
 
 aten = torch.ops.aten
-#: Maximum ``eps`` of a rewrite. A row whose norm is ``eps`` gets 29% less. Output SQNR in INT8 of rows of 16 elements
-#: with a mean norm of 0.6, with and without the rewrite: 31.0 and -4.1 dB for ``eps`` 0.01, 31.4 and 19.3 dB for 0.03,
-#: 26.4 and 29.2 dB for 0.1, 14.0 and 34.6 dB for 0.5.
+#: Maximum ``eps`` of a rewrite. The rewrite makes the result of a row whose norm is ``eps`` smaller by 29%. Output SQNR
+#: in INT8 of rows of 16 elements with a mean norm of 0.6, with and without the rewrite: 31.0 and -4.1 dB for ``eps``
+#: 0.01, 31.4 and 19.3 dB for 0.03, 26.4 and 29.2 dB for 0.1, 14.0 and 34.6 dB for 0.5.
 _MAX_EPS = 0.03
 
 
 def convert_l2_normalize_to_rms_norm(module: GraphModule) -> None:
     """Replace x / max(norm(x), eps) over one dimension of n elements by x / sqrt(mean(x * x) + eps**2 / n) / sqrt(n).
 
-    The two differ where the norm is near ``eps``, whose default, 1e-12, no quantized tensor can distinguish from 0. If
-    ``eps`` exceeds ``_MAX_EPS``, the operators stay.
+    The two forms differ where the norm is near ``eps``. No quantized tensor can distinguish the default ``eps``, 1e-12,
+    from 0. If ``eps`` exceeds ``_MAX_EPS``, the operators stay.
     """
     for node in module.graph.find_nodes(op="call_function", target=aten.div.Tensor):
         match = _match_normalize(node)

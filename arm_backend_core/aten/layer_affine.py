@@ -1,7 +1,7 @@
 """Affine functions of channels, y = gain[c] * x + offset[c], as part of a layer.
 
-An affine function of a layer's result or operand can be folded into weight and bias. Any other can become a depthwise
-1x1 convolution, whose one weight per channel is exact in per-channel quantization.
+An affine function of a layer's result or operand can be folded into weight and bias. Any other affine function can
+become a depthwise 1x1 convolution. Its one weight per channel is exact in per-channel quantization.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def fold_into_producer(constants: Constants, layer: Node, affine: ChannelAffine,
     """Fold an affine function of the result of ``layer`` into its weight and bias.
 
     Args:
-        constants: of the edited module.
+        constants: the constants of the edited module.
         layer: the node that computes the operand of the function.
         affine: the function.
         axis: dimension of the result of ``layer`` that has the channels.
@@ -125,7 +125,7 @@ def _set_parameters(
 
 
 def find_reading_layer(node: Node) -> tuple[Node, Node | None] | None:
-    """Find the convolution, or the linear layer behind a flattening, that alone reads ``node`` [N, C, ...].
+    """Find the convolution, or the linear layer behind a flattening, that is the only reader of ``node`` [N, C, ...].
 
     Returns:
         The layer, and the flattening if there is one. None if no such layer reads the node, or if anything else does.
@@ -153,7 +153,7 @@ def fold_into_reader(constants: Constants, node: Node, layer: Node, affine: Chan
     The caller then makes the layer read the operand of the function.
 
     Args:
-        constants: of the edited module.
+        constants: the constants of the edited module.
         node: the result of the function.
         layer: from ``find_reading_layer``.
         affine: the function.
@@ -169,7 +169,7 @@ def fold_into_reader(constants: Constants, node: Node, layer: Node, affine: Chan
     if arguments.get("transposed", False):
         return "the convolution after it is transposed"
     if offset is not None and _pads(arguments, kernel.shape[2:]):
-        return "the convolution after it pads with zeros, which are not zeros of its operand"
+        return "the convolution after it pads with zeros, to which its offset was not added"
     if gain is not None and not gain.abs().max() <= _MAX_GAIN_RATIO * gain.abs().min():
         return (
             f"its gains differ by more than a factor of {_MAX_GAIN_RATIO:g}: the int8 weights after it would lose bits"
@@ -209,7 +209,7 @@ def insert_depthwise(constants: Constants, origin: Node, x: Node, affine: Channe
     [N, C] is reshaped to [N, C, 1], and [N, C, D, H, W] to [N, C, D * H, W].
 
     Args:
-        constants: of the edited module.
+        constants: the constants of the edited module.
         origin: the node that the result replaces.
         x: the operand.
         affine: the function.

@@ -4,9 +4,9 @@
 and an NPU stores each element with the padding of 16 channels: 20.4 MiB of SRAM for 64 channels of 32x32 pixels on U55.
 A 1x1 convolution with a band matrix computes the same averages from [N, C, H, W].
 
-A product with the power -beta takes one table and one operation, a division more than 20. With both changes, 64
-channels of 32x32 pixels between two convolutions take 0.26 instead of 3.5 million cycles, and 192 KiB (U55-128,
-Vela 5.2).
+A product with the power -beta takes one table and one operation; a division takes more than 20 operations. With both
+changes, 64 channels of 32x32 pixels between two convolutions take 0.26 instead of 3.5 million cycles, and 192 KiB of
+SRAM (U55-128, Vela 5.2).
 """
 
 from __future__ import annotations
@@ -48,9 +48,10 @@ class _Windows:
 
 
 def rewrite_local_response_norms(module: GraphModule) -> None:
-    """Rewrite the average over windows of channels to a convolution, and the division by a power to a product.
+    """Rewrite averages over windows of channels to convolutions, and the divisions that follow to products.
 
-    The divisor is the power (k + alpha * average of squares)**beta.
+    The divisor is (k + alpha * average)**beta. A division is rewritten only if the average is one of squares, and k,
+    alpha and beta are positive.
     """
     means_of_squares = _channel_windows_to_convolutions(module)
     for node in module.graph.find_nodes(op="call_function", target=aten.div.Tensor):
@@ -65,7 +66,10 @@ def rewrite_local_response_norms(module: GraphModule) -> None:
 
 
 def _is_positive_power(node: Node, means_of_squares: Container[Node]) -> bool:
-    """Whether ``node`` is a positive power of k + alpha * mean with positive k and alpha; its reciprocal is bounded."""
+    """Whether ``node`` is a positive power of k + alpha * mean of squares with positive k and alpha.
+
+    The base is then at least k, so that the reciprocal of the power is bounded.
+    """
     if node.target is not aten.pow.Tensor_Scalar or not _is_positive(node.args[1]):
         return False
     base = cast(Node, node.args[0])

@@ -1,8 +1,8 @@
 """Squared magnitudes: rewrite abs(z)**2 of complex z, and hypot(x, y)**2, to a sum of squares.
 
 A magnitude is scaled before and after its square root, so that no square overflows or underflows. If only the square of
-the magnitude is used, neither the scaling nor the square root is needed. A power spectrum of 512 points takes 478,000
-instead of 1,337,000 cycles on U55-128, with a higher SQNR.
+the magnitude is used, neither the scaling nor the square root is needed. With this rewrite, a power spectrum of 512
+points takes 478,000 instead of 1,337,000 cycles on U55-128, with a higher SQNR.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 def simplify_squared_magnitudes(module: GraphModule) -> bool:
-    """Replace the squares of each magnitude that only squares read; returns whether the graph changed."""
+    """Replace the squares of each magnitude that is only squared; returns whether the graph changed."""
     groups: dict[Any, list[Node]] = {}
     for node in module.graph.nodes:
         if node.target is aten.hypot.default or (node.target is aten.abs.default and is_complex(node.args[0])):

@@ -2,8 +2,8 @@
 
 An attention mask holds -inf, the type's minimum, or -10000 where softmax or exp must give 0. One such value would
 consume the quantization range that it shares with the scores. It is bounded by ``QUANTIZABLE_LOWEST`` (-64), whose
-exponential is negligible beside scores that span at most 52. For other scores, the algorithm ``mask_bounds`` lowers the
-bounds after calibration; the metadata ``MASK_BOUND`` marks them.
+exponential is negligible beside scores that span at most 52. If scores span more, the algorithm ``mask_bounds`` lowers
+the bounds after calibration. The metadata ``MASK_BOUND`` marks the nodes that hold a bound.
 """
 
 from __future__ import annotations
@@ -150,7 +150,16 @@ class _MaskBounder:
         return copy
 
     def _bound_maximum(self, node: Node, x: Any, bounded: Any) -> Node:
-        """Let the maximum of ``x`` that a stable softmax subtracts read ``bounded``, so that it has the same range."""
+        """Copy the maximum of ``x`` that a stable softmax subtracts, so that the copy is the maximum of ``bounded``.
+
+        Args:
+            node: the subtracted tensor, or a tensor on the path from the maximum to it.
+            x: the tensor from which ``node`` is subtracted.
+            bounded: the replacement of ``x``.
+
+        Returns:
+            The copy; ``node`` itself if it is not the maximum of ``x``.
+        """
         if node.target not in _MAXIMUM_PATH and not has_shared_qparams(node):
             return node
         operand = node.args[0]
@@ -166,7 +175,7 @@ class _MaskBounder:
         return copy
 
     def _ignore_values_below_bound(self, clamp: Node) -> None:
-        """Let calibration ignore values below the bound of attention masks: a mask input may hold -inf."""
+        """Let calibration clamp the sources of ``clamp`` to the bound of masks, because a mask input may hold -inf."""
         node = clamp
         while (node is clamp or has_shared_qparams(node)) and len(node.all_input_nodes) == 1:
             (node,) = node.all_input_nodes
@@ -175,7 +184,7 @@ class _MaskBounder:
                 node.meta[CALIBRATION_MINIMUM] = QUANTIZABLE_LOWEST
 
     def _constant_factor(self, node: Node) -> float:
-        """The constant factor of ``node`` if it multiplies or divides by a number, else 0."""
+        """The number by which ``node`` multiplies a tensor (1 / n for a division by n); 0 for other operators."""
         divides = node.target in (aten.div.Tensor, aten.div.Scalar)
         if not divides and node.target not in _MULTIPLICATIONS:
             return 0.0
@@ -193,8 +202,9 @@ class _MaskBounder:
     def _is_binary(self, node: Node, factor: float) -> bool:
         """Whether ``node`` may be a 0/1 mask.
 
-        It may be if it is a constant, or is computed from integers or booleans by casts, data movement, and sums and
-        products with constants. A float input may be a mask only if ``factor`` is at least ``MASK_THRESHOLD``.
+        A constant may be a mask. So may a tensor that is computed from integers or booleans by casts, data movement,
+        and sums, differences and products with constants. If ``factor`` is at least ``MASK_THRESHOLD``, the tensor may
+        also be a float input, or be computed from one in this way.
         """
         while node not in self._constants and is_float(node) and node.op == "call_function":
             elementwise = (aten.sub.Tensor, aten.rsub.Scalar, aten.add.Tensor, aten.mul.Tensor)
@@ -221,6 +231,6 @@ class _MaskBounder:
         return clamp
 
     def _minimum(self, node: Node) -> float:
-        """The smallest element of a constant; 0 if it has none."""
+        """The smallest element of a constant; 0 if the constant has no elements."""
         value = self._constants.value(node)
         return float(value.min()) if value.numel() else 0.0

@@ -1,4 +1,4 @@
-"""Masked rows: set softmax rows whose elements are all masked to 0, as PyTorch's attention does.
+"""Masked rows: set each softmax row to 0 if all of its elements are masked, as PyTorch's attention does.
 
 A floating-point program recognizes a masked element by its score, -inf. Quantized scores are finite, so this rewrite
 finds the fully masked rows from the mask itself.
@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 
 from arm_backend_core.aten.constant_folding import Constants
 from arm_backend_core.graph_edits import insert_call
-from arm_backend_core.nodes import evaluate_node, is_float
+from arm_backend_core.nodes import arguments_of, evaluate_node, is_float
 from arm_backend_core.ops.catalog import has_shared_qparams, is_cast
 from arm_backend_core.ops.comparison_and_logic import where
 from arm_backend_core.ops.composites.attention import QUANTIZABLE_LOWEST
@@ -27,18 +27,19 @@ _SCALINGS = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
 
 
 def zero_masked_rows(module: GraphModule) -> None:
-    """Set the rows whose scores are all -inf to 0 by a select, after ``_safe_softmax`` and ``nan_to_num(softmax(x))``.
+    """Set the rows whose scores are all -inf to 0, by a select after the softmax.
 
-    A constant mask without a fully masked row needs no select. If only the matrix product with the values reads the
-    attention weights, the select follows that product. The select then reads fewer elements, and the quantization of
-    the attention weights does not change.
+    This applies to ``_safe_softmax``, and to a ``softmax`` whose result only ``nan_to_num`` reads: the select then
+    inserts the number that ``nan_to_num`` gives for NaN, by default 0. A constant mask without a fully masked row needs
+    no select. If only the matrix product with the values reads the attention weights, the select follows that product.
+    The select then usually reads fewer elements, and the quantization of the attention weights does not change.
     """
     finder = _MaskFinder(module)
     targets = [target for record in (safe_softmax, softmax) for target in record.overloads]
     for node in [node for target in targets for node in module.graph.find_nodes(op="call_function", target=target)]:
-        is_nan_replaced = bool(node.users) and all(user.target is aten.nan_to_num.default for user in node.users)
-        masked = finder(node.args[0]) if node.target in safe_softmax.overloads or is_nan_replaced else None
-        if masked is None:
+        number = 0.0 if node.target in safe_softmax.overloads else _find_nan_replacement(node)
+        masked = None if number is None else finder(node.args[0])
+        if number is None or masked is None:
             continue
         source, dim = node.args[0], node.args[1]
         shape = source.meta["val"].shape
@@ -48,20 +49,28 @@ def zero_masked_rows(module: GraphModule) -> None:
                 masked = finder.insert(node, aten.expand.default, masked, list(shape))
             rows = finder.insert(node, aten.all.dim, masked, -1 if is_last else dim % len(shape), True)
         if rows not in finder.constants or bool(finder.value(rows).any()):
-            _select_zero(node, rows, is_last=is_last)
+            _select_number(node, rows, number, is_last=is_last)
 
 
-def _select_zero(weights: Node, rows: Node, *, is_last: bool) -> None:
-    """Set ``rows`` of the attention weights to 0, or ``rows`` of the only matrix product that reads the weights."""
+def _find_nan_replacement(node: Node) -> float | None:
+    """The number by which all readers of ``node``, which are ``nan_to_num``, replace NaN; None if there is none."""
+    if any(user.target is not aten.nan_to_num.default for user in node.users):
+        return None
+    numbers = {float(arguments_of(user)["nan"] or 0.0) for user in node.users}
+    return numbers.pop() if len(numbers) == 1 else None
+
+
+def _select_number(weights: Node, rows: Node, number: float, *, is_last: bool) -> None:
+    """Set ``rows`` of the attention weights to a number, or ``rows`` of the only matrix product that reads them."""
     result, (user, *others) = weights, weights.users
     if is_last and not others and user.target in _MATMULS and user.args[0] is weights:
         result = user
     readers = list(result.users)
     with result.graph.inserting_after(result):
-        zeroed = result.graph.call_function(aten.where.ScalarSelf, (rows, 0.0, result))
-    zeroed.meta = dict(result.meta)
+        selected = result.graph.call_function(aten.where.ScalarSelf, (rows, number, result))
+    selected.meta = dict(result.meta)
     for reader in readers:
-        reader.replace_input_with(result, zeroed)
+        reader.replace_input_with(result, selected)
 
 
 class _MaskFinder:
@@ -121,7 +130,7 @@ class _MaskFinder:
     def _find_in_bounded_mask(self, x: Node) -> Node | None:
         """The boolean mask of a float mask that ``attention`` has clamped to ``QUANTIZABLE_LOWEST``.
 
-        If the mask is an input of the program, the program compares it with this bound at run time.
+        If the mask is an input of the program, the program compares the clamped mask with this bound plus 1.
         """
         assert isinstance(x.args[0], Node)
         mask, source = self(x.args[0]), x.args[0]
@@ -154,7 +163,7 @@ class _MaskFinder:
         return isinstance(factor, (int, float)) and factor > 0
 
     def _is_negative_infinity(self, x: Any, *, every: bool = True) -> bool:
-        """Whether ``x`` is -inf: a number, or every or any element of a constant."""
+        """Whether ``x`` is the number -inf, or a constant whose elements are -inf: all, or if not ``every``, any."""
         if isinstance(x, Node):
             if x not in self._float_constants or not is_float(x):
                 return False
@@ -178,7 +187,7 @@ class _MaskFinder:
         return self._insert_after(x, x.target, mask, *x.args[1:])
 
     def _insert_after(self, x: Node, target: Any, *args: Any) -> Node:
-        """Insert an operator after ``x`` and its own operands."""
+        """Insert an operator after ``x`` and after the operator's operands."""
         with self._module.graph.inserting_before(self._insertion_point(x, args)):
             return self.insert(x, target, *args)
 

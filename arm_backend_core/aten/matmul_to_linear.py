@@ -94,8 +94,8 @@ class _Rewriter:
         """Insert the product of x [.., in] with a weight [.., out, in]; one layer for each matrix of a batched weight.
 
         Returns:
-            None if a batched weight has several batch dimensions, too many matrices, or broadcasts over ``x``, or if
-            it is batched and the target is not an Ethos-U55 or U65.
+            The product. None for a batched weight if it has several batch dimensions or too many matrices, if it
+            broadcasts over ``x``, or if the target is not an Ethos-U55 or U65.
         """
         batch = [dim for dim in range(-weight.dim(), -2) if weight.shape[dim] > 1]
         if not batch:

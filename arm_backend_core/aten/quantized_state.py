@@ -23,10 +23,10 @@ _FILLS = (aten.fill.Scalar, aten.full.default, aten.full_like.default)
 
 
 def keep_state_quantized(program: ExportedProgram) -> None:
-    """Store mutated buffers as integers, if all readers quantize them with the parameters of their new value.
+    """Store a mutated buffer as integers, if all readers quantize it with the parameters of its new value.
 
     The delegate then reads and writes integers; otherwise the CPU would quantize and dequantize the buffer in every
-    call. Counters are stored in int32, because delegates have no int64.
+    call. Counters (mutated int64 buffers) are stored in int32, because delegates have no int64.
     """
     graph, signature = program.graph, program.graph_signature
     buffers = {name: graph_input for graph_input, name in signature.inputs_to_buffers.items()}
@@ -64,7 +64,10 @@ def keep_state_quantized(program: ExportedProgram) -> None:
 def _fill_with_integers(buffer: Node, value: Node) -> Node:
     """If ``value`` quantizes a tensor that is filled with a number, fill the buffer with the quantized number instead.
 
-    Otherwise, the tensor would take float32 memory at run time, or space in the program as a constant.
+    Without this rewrite, the tensor would take float32 memory at run time, or space in the program as a constant.
+
+    Returns:
+        The fill; ``value`` itself if it does not quantize such a tensor.
     """
     filled = value.args[0] if is_quantize(value) else None
     if not isinstance(filled, Node) or filled.target not in (aten.zero.default, *_FILLS):
@@ -88,7 +91,7 @@ def _has_same_qparams(reader: Node, value: Node) -> bool:
 def _store_counter_as_int32(program: ExportedProgram, name: str, buffer: Node, value: Node) -> Node:
     """Store a counter's buffer in int32 and return its new value as int32.
 
-    A buffer whose initial value exceeds 2**30 stays int64.
+    If the magnitude of an initial element exceeds 2**30, the buffer stays int64, and ``value`` is returned.
     """
     store = store_of(program, name)
     buffer.meta[INTERVAL] = (int(store[name].min()), int(store[name].max())) if store[name].numel() else (0, 0)

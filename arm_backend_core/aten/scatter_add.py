@@ -11,8 +11,8 @@ mask element for each pair. If the indices are constant, this module uses the fi
 - The sum of k gathers from the source, which is padded with a row of zeros. k is the largest number of elements that
   go to one position.
 
-Other scatter-adds, also those at computed indices, are decomposed if their number of pairs is within the limit of the
-target. The CPU computes the rest.
+Any other floating-point scatter-add, also one at computed indices, is decomposed if its number of pairs is within the
+limit of the target, else left to the CPU. This module does not change integer scatter-adds.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ _PRODUCTS_PER_PAIR = 64  #: products of a quantized one-hot matrix that take the
 def rewrite_scatter_adds(
     module: GraphModule, hardware: Hardware, tensors: Mapping[Node, Tensor] | None = None, *, quantized: bool = False
 ) -> bool:
-    """Rewrite floating-point scatter-adds at constant indices, and mark those that the CPU computes in less time.
+    """Rewrite floating-point scatter-adds at constant indices. Mark the others that the CPU computes in less time.
 
     Args:
         module: the module to edit.
         hardware: the hardware of the target.
         tensors: the values of placeholders that are parameters, buffers or lifted constants.
-        quantized: the program is going to be quantized.
+        quantized: whether the program is going to be quantized.
 
     Returns:
         Whether the graph changed.
@@ -134,7 +134,7 @@ def _refuse_decomposition(scatter: _ScatterAdd, hardware: Hardware, *, quantized
 def _keep_on_cpu(node: Node, scatter: _ScatterAdd, refusal: Unsupported) -> bool:
     """Mark the node, so that it is not decomposed.
 
-    ``scatter`` with ``reduce`` and ``scatter_reduce`` have no CPU kernel, and become ``scatter_add``.
+    ``scatter`` with ``reduce`` and ``scatter_reduce`` have no CPU kernel. A marked ``scatter_add`` replaces them.
 
     Returns:
         Whether the node was replaced.
@@ -232,7 +232,7 @@ class _Frames:
     length: int
     hop: int
     start: int
-    is_frame_last: bool  #: the rows are ordered by c, then by f
+    is_frame_last: bool  #: the rows are ordered by c, then by f; otherwise by f, then by c
 
     @property
     def span(self) -> int:
@@ -270,7 +270,10 @@ def _contribution_tables(indices: Array, positions: int) -> Array:
 
 
 def _count_runs(indices: Array) -> int:
-    """Number of slices that read the rows ``indices``: one for an arithmetic sequence, else one for each run."""
+    """Number of slices that read the rows ``indices``: one for an arithmetic sequence, else one for each run.
+
+    A run is a sequence of consecutive rows.
+    """
     steps = np.diff(indices)
     return 1 if steps.size and steps[0] > 0 and (steps == steps[0]).all() else 1 + int((steps != 1).sum())
 
@@ -286,7 +289,7 @@ class _Rewriter:
     quantized: bool
 
     def rewrite(self, scatter: _ScatterAdd) -> bool:
-        """Replace the node if its indices are constant and one of the rewrites applies."""
+        """Replace the node if its indices are constant and one of the rewrites applies; returns whether it did."""
         if scatter.indices is None:
             return False
         frames = find_frames(scatter.indices)

@@ -31,7 +31,7 @@ class FusionPlan:
 
     Args:
         records: the operators that will be quantized, in program order.
-        constants: parameters, and nodes that are computed from parameters alone.
+        constants: parameters, buffers that the program does not write, and nodes computed from these alone.
         may_be_int16: returns whether the configuration of a node permits an int16 result in an int8 program.
         is_int16: returns whether the configuration of a node requires an int16 result.
         state_updates: {buffer that the program writes: its new value}.
@@ -116,7 +116,8 @@ class FusionPlan:
         """Find elementwise functions of the same base tensor.
 
         The set of fused functions is a greatest fixpoint. It starts with all functions except discontinuous int16
-        functions and their operands. A function is removed if any reader is not a function of the same base.
+        functions and their operands. A function is removed if it has no base or no reader, or if a reader is not a
+        function of the same base.
 
         Returns:
             {function: base}, and the fused functions.
@@ -154,10 +155,11 @@ class FusionPlan:
     def _find_int16_nodes(self, may_be_int16: Callable[[Node], bool]) -> set[Node]:
         """Find the nodes of an int8 program whose result is int16.
 
-        Their consumers gain accuracy from int16 operands (``benefits_from_int16``), for example layer normalization,
-        softmax, and additions with an int16 result. In a transformer, these additions form the residual stream. Nodes
-        on the path from a state to its new value are int16 too, and so are nodes with the ``TIMESTEP_SLOT`` of an int16
-        node. A consumer that needs int8, such as a matrix product, requantizes its operand.
+        At least one of their consumers gains accuracy from int16 operands (``benefits_from_int16``), for example layer
+        normalization, softmax, or an addition with an int16 result. In a transformer, these additions form the residual
+        stream. Nodes on the path from a state to its new value are int16 too, and so are nodes with the
+        ``TIMESTEP_SLOT`` of an int16 node. A consumer that needs int8, such as a matrix product, requantizes its
+        operand.
         """
         # The loop visits consumers before producers: ``benefits_from_int16`` reads the ``int16_nodes`` found so far.
         int16_nodes = self.int16_nodes = {

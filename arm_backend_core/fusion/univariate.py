@@ -97,7 +97,7 @@ class Univariate:
         return self.evaluate(torch.from_numpy(grid)).double().numpy()
 
     def to_int16_table(self, b: Builder) -> Operand:
-        """The function's values as an int16 tensor whose scale covers all of them."""
+        """Emit the function as an int16 tensor whose scale covers all finite values of the function."""
         assert self.base.q is not None
         real = evaluate_on_operand(self._evaluate_array, self.base.q)[:-1]
         peak = float(np.abs(real[np.isfinite(real)]).max(initial=0.0))

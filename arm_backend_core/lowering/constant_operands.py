@@ -16,8 +16,8 @@ from arm_backend_core.tosa.graph import constant
 def constant_operand(name: str, value: Any) -> Any:
     """Convert a constant, or a sequence of constants, to operands; ``name`` becomes the name of the TOSA constant.
 
-    float64 becomes FP32 and int64 is clamped to int32. A tensor of a type that TOSA lacks becomes booleans of value
-    False, because no operator reads it.
+    float64 becomes FP32 and int64 is clamped to int32. A tensor of a type that TOSA lacks becomes a BOOL tensor of
+    False: ``require_representable`` refuses the operators that would read it.
     """
     if isinstance(value, (list, tuple)):
         return [constant_operand(name, item) for item in value]

@@ -63,7 +63,8 @@ class Lowering:
         target: the operators, types and extensions that may be used.
         float_nodes: nodes that are computed in floating point although their operands are quantized.
         constants: values of the nodes that are parameters, buffers, or computed from these alone.
-        graph: TOSA operators of all nodes. The first operators of a node that was lowered again or excluded are dead.
+        graph: TOSA operators of all nodes. If a node was lowered again or excluded, the operators of its earlier
+            lowering are dead.
         results: the lowering results of the nodes, and the operands of constants that were read.
         qparams: reads the program's quantization parameters.
     """
@@ -288,7 +289,7 @@ class Lowering:
     def _lower_in_float(
         self, node: Node, record: Record, args: list[Any], kwargs: dict[str, Any], reason: str
     ) -> Result:
-        """Dequantize the operands and apply the floating-point rule, if the target has floating point (such as VGF).
+        """Dequantize the operands and apply the floating-point rule, if the target supports floating point (VGF).
 
         Raises:
             Unsupported: the target runs integers only.
@@ -334,7 +335,8 @@ class Lowering:
         assert isinstance(source, Operand)
         if source.q is not None:
             return Operand(context.requantize(source, q))
-        if _as_node(node.args[0]) in self.constants:  # by PyTorch: its float32 division decides the rounding near ties
+        # By PyTorch: its float32 product with 1 / scale decides the rounding near ties.
+        if _as_node(node.args[0]) in self.constants:
             return Operand(self.builder.const(evaluate_node(node, self.constants.__getitem__).numpy(), q.dtype))
         if source.is_constant:
             return Operand(self.builder.const(q.quantize(source.float_values), q.dtype))

@@ -32,7 +32,8 @@ class QParamsReader:
         """Quantization parameters of a quantize or dequantize node.
 
         Raises:
-            Unsupported: per-channel parameters have a zero point, or parameters are computed at run time.
+            Unsupported: per-channel parameters have a zero point, parameters are computed at run time, or TOSA lacks
+                the quantized type (uint8).
         """
         if overload_of(node.target).name().split(".")[0].endswith("per_channel"):  # type: ignore[union-attr]
             _, scales, zero_points, axis, qmin, qmax, dtype = node.args[:7]
@@ -48,7 +49,7 @@ class QParamsReader:
         """Quantization parameters of a dequantize node whose uint8 operand becomes int8 by subtraction of 128.
 
         Raises:
-            Unsupported: as for ``read``, or the parameters are per channel.
+            Unsupported: the parameters are per channel or computed at run time.
         """
         if overload_of(node.target).name().split(".")[0].endswith("per_channel"):  # type: ignore[union-attr]
             return self.read(node)  # refuses uint8
@@ -57,13 +58,13 @@ class QParamsReader:
         return QParams(float(self._array(scale)), zero, DType.INT8, low, high)
 
     def read_result(self, node: Node) -> QParams | None:
-        """Parameters with which all users of ``node`` quantize its result.
+        """Quantization parameters of the result of ``node``, with which all users quantize it.
 
         If consumers are fused into ``node`` (``find_fused_consumers``), the parameters of the last consumer's result
         are converted to those of the result of ``node``.
 
         Returns:
-            None if a user does not quantize, or users use different parameters.
+            None if there is no user, a user does not quantize, or users quantize with different parameters.
         """
         consumers = find_fused_consumers(node)
         if consumers is None:

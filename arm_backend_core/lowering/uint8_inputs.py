@@ -2,7 +2,8 @@
 
 TOSA has no unsigned types. RESCALE reads the bits of an INT8 tensor as uint8 (``input_unsigned``; TOSA 1.0, RESCALE).
 A uint8 tensor x is therefore the quantized int8 tensor x - 128 with scale 1 and zero point -128, which represents the
-numbers 0 to 255 exactly. If a dequantize node reads the tensor, its scale applies, and its zero point minus 128.
+numbers 0 to 255 exactly. For a dequantize node that reads x, the int8 tensor has the scale of this node, and its zero
+point minus 128.
 """
 
 from __future__ import annotations

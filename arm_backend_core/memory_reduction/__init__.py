@@ -1,1 +1,1 @@
-"""Programs that need less RAM: arena limits of Vela, patch-based inference of the first layers."""
+"""Programs that need less RAM: other configurations of Vela, and patch-based inference of the first layers."""

@@ -1,7 +1,7 @@
 """Derived compile specs: copies of an Ethos-U compile spec with other optimization options of Vela.
 
 The configuration of a derived spec differs in one option, which is replaced in the text of options. Vela's command line
-parser gives the same configuration, but an export compiles for up to four derived specs, and its answer takes 10 ms.
+parser gives the same configuration, but takes 10 ms for it, and a delegate may be compiled for several derived specs.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The largest tensors of such a network are those of its first layers. The rewrite computes these layers (the *stage*) for
 one patch from the input to a small tensor, then for the next patch, and concatenates the small results. No large tensor
-is in memory as a whole. Neighbouring patches share pixels (the halo) at every window larger than one pixel; they are
-computed once per patch. The method is that of MCUNetV2 (Lin et al., 2021).
+is in memory as a whole. Where windows are larger than their stride, neighbouring patches need some of the same pixels
+(the halo), which are computed once for each patch. The method is that of MCUNetV2 (Lin et al., 2021).
 
 Vela's cascades have the same purpose and recompute nothing. But a cascade ends where a tensor has several readers, as
 at a residual connection, and its buffers are as wide as the image. A stage may include residual connections.
@@ -82,7 +82,7 @@ class PatchStage:
 
 
 def match_stage(graph: Graph, result: Value) -> PatchStage | str:
-    """Match the stage that ends at ``result``; the reason if it cannot be computed in patches."""
+    """Match the stage that ends at ``result``; return the reason if it cannot be computed in patches."""
     needed, sources, layout_ops = set[Op](), dict[Value, Value](), list[Op]()
     pending = [result]
     while pending:
@@ -192,7 +192,7 @@ def split_image(image: Value, row_count: int, column_count: int) -> list[list[Ar
 
 
 def count_recomputed_work(stage: PatchStage, grid: Sequence[Sequence[Area]]) -> int:
-    """Work (``Op.work``) of computing pixels again that several patches need (the halo)."""
+    """Work (``Op.work``) of computing pixels more than once, because several patches need them (the halo)."""
     areas = [_areas_of_patch(stage, patch) for row in grid for patch in row]
     extra = 0
     for op in stage.ops:

@@ -82,7 +82,8 @@ def copy_graph(graph: Graph) -> Graph:
 def list_candidates(graph: Graph, available: int) -> list[PatchCandidate]:
     """List stages and grids that may fit ``available`` bytes, in ascending order of the recomputed work.
 
-    Stages whose inputs and result together exceed ``available`` are omitted: both are in memory at the same time.
+    A stage is omitted if its inputs and its result, which are in memory at the same time, together take ``available``
+    bytes or more.
     """
     total, smallest = sum(op.work for op in graph.ops), None
     candidates = list[PatchCandidate]()
@@ -117,8 +118,8 @@ def make_graph_saving_pass(spec: ArmCompileSpec, alternatives_pass: Pass) -> tup
     """Wrap the pass that chooses alternatives, so that it saves a copy of its result if patches may be needed.
 
     Returns:
-        The pass, and the list to which it appends the copy. The list stays empty if ``spec`` has no SRAM budget, or
-        another goal than ``optimise="auto"``: no patches are needed then.
+        The pass, and the list to which it appends the copy. The list stays empty if ``spec`` is not for an Ethos-U, has
+        no SRAM budget, or has another goal than ``optimise="auto"``: patches are not used then.
     """
     saved_graphs = list[Graph]()
     if not isinstance(spec, EthosUCompileSpec) or spec.sram_budget is None or spec.optimise != "auto":
@@ -134,7 +135,7 @@ def make_graph_saving_pass(spec: ArmCompileSpec, alternatives_pass: Pass) -> tup
 def compile_in_patches(
     saved_graphs: Sequence[Graph], payload: Payload, spec: ArmCompileSpec, compile_options: dict[str, Any]
 ) -> PatchedProgram | None:
-    """Compile with patches if the program exceeds the SRAM budget; None if it fits or no patches help.
+    """Compile with patches if the program exceeds the SRAM; None if it fits, no graph was saved, or no patches help.
 
     Args:
         saved_graphs: the list from ``make_graph_saving_pass``.
@@ -187,7 +188,7 @@ def _rewrite(graph: Graph, spec: EthosUCompileSpec, candidate: PatchCandidate) -
 def _compile_candidate(
     graph: Graph, smallest: CompiledCandidate, compile_graph: CompileGraph
 ) -> CompiledCandidate | None:
-    """Compile with an arena limit; if that nearly fits, also for size. None if Vela fails."""
+    """Compile with an arena limit; if this program exceeds the SRAM by little, compile for size. None if Vela fails."""
     spec, available = smallest.spec, available_arena_bytes(smallest)
     figures = smallest.vela.performance or (smallest.vela.total_cycles, smallest.vela.sram_bytes)
     for derived in (limit_arena(spec, available), optimise_for_size(spec)):

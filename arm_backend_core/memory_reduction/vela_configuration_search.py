@@ -17,8 +17,8 @@ cycles relative to the performance program:
 For the last three models, the performance program has free space in its scratch, into which weights are prefetched
 (``ethosu_prefetch``). The smaller programs lack this space and take more cycles.
 
-A lower limit does not always give a slower program: with a limit below the RAM that a program needs in any case, Vela's
-result may take fewer or more cycles.
+A lower limit does not always give a slower program. If no program fits a limit, the program that Vela makes for a lower
+limit may take fewer or more cycles.
 """
 
 from __future__ import annotations
@@ -107,12 +107,13 @@ def find_program_that_fits(
 
     Args:
         fast: the performance program, which does not fit.
-        small: the size program, if Vela could compile it.
+        small: the size program; None if it was not compiled, or if Vela failed.
         compile_program: compiles for a spec.
 
     Returns:
-        If none fits and the spec has a budget: the program with the least RAM. The caller then computes in patches or
-        reports the exceeded budget. If none fits and there is no budget: ``fast``.
+        The program with the fewest cycles among the compiled ones that fit. If none fits and the spec has a budget, the
+        program with the least RAM: the caller then computes in patches or reports the exceeded budget. If none fits and
+        there is no budget, ``fast``.
     """
     available, budget = available_arena_bytes(fast), fast.spec.sram_budget
     limits = (int(available * fraction) for fraction in _LIMITS_TO_FIT)
@@ -144,7 +145,8 @@ def available_arena_bytes(program: CompiledCandidate) -> int:
     """Bytes of SRAM for activations: the arena cache size, but at most the budget minus the constants in SRAM.
 
     Args:
-        program: a compiled program with such constants. Its spec has the arena cache size and may have a budget.
+        program: a compiled program. Its estimates have the constants; its spec has the arena cache size and perhaps a
+            budget.
     """
     configuration, budget = program.spec.configuration, program.spec.sram_budget
     limit = configuration.arena_cache_size
@@ -154,7 +156,10 @@ def available_arena_bytes(program: CompiledCandidate) -> int:
 def _compile_all(
     compile_program: Compile, fast: CompiledCandidate, specs: Sequence[EthosUCompileSpec]
 ) -> list[CompiledCandidate]:
-    """Compile for each spec. The programs keep the SRAM limit of ``fast``: an arena limit is only a goal for Vela."""
+    """Compile for each spec, and return the programs of those for which Vela succeeds.
+
+    The programs keep the SRAM limit of ``fast``: an arena limit is only a goal for Vela.
+    """
     programs = []
     for spec in specs:
         payload = compile_program(spec)

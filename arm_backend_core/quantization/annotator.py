@@ -65,9 +65,10 @@ class Annotator:
         self.configs |= dict.fromkeys(functions, finest)
 
     def _choose_result_spec(self, node: Node) -> None:
-        """Give a result the spec with the most levels among its readers' configurations: it is then rounded only once.
+        """Give a result the activation spec with the most levels among the configurations of its readers.
 
-        A function that ``FusionPlan.chain_base`` contains keeps the spec of its own configuration.
+        No reader then gets a result that was rounded to fewer levels than its own configuration has. A function in
+        ``FusionPlan.chain_base``, and a result without quantized readers, keep the spec of their own configuration.
         """
         has_several_results = isinstance(node.meta["val"], (list, tuple))
         users = [user for getitem in node.users for user in getitem.users] if has_several_results else list(node.users)
@@ -202,7 +203,7 @@ class Annotator:
             record.kind is AnnotationKind.SHARED and len(self.plan.activation_operands(node)) == 1
         )
         interval = _exact_interval(source) if source in self.records else None
-        if interval is not None and (has_one_operand or self._reads_8_bits(node, source, interval)):
+        if interval is not None and (has_one_operand or self._can_read_exact_integers(node, source, interval)):
             return self._output_spec(source)
         int16, is_recurrent = self.plan.int16_nodes, TIMESTEP_SLOT in node.meta
         owner = self._scale_owner(source)
@@ -217,7 +218,7 @@ class Annotator:
             return config.int16_activation
         return config.activation
 
-    def _reads_8_bits(self, node: Node, source: Node, interval: tuple[float, float]) -> bool:
+    def _can_read_exact_integers(self, node: Node, source: Node, interval: tuple[float, float]) -> bool:
         """Whether ``node`` can read the exact integers of a cast with their own scale.
 
         A calibrated scale would only round them. False for data movement: all its operands share one scale, and the
@@ -248,9 +249,9 @@ class Annotator:
         return node
 
     def _annotate_shared(self, node: Node) -> None:
-        """Annotate data movement: result and operands share the first operand's parameters.
+        """Annotate data movement: result and operands share the first float operand's parameters.
 
-        A cast from integers has no such operands. Its result gets parameters of its own.
+        A cast from integers has no float operands. Its result gets parameters of its own.
         """
         sources = self.plan.activation_operands(node)
         if is_cast_from_integers(node):
@@ -306,7 +307,7 @@ def _is_gate(node: Node) -> bool:
 
 
 def is_cast_from_integers(node: Node) -> bool:
-    """Whether ``node`` casts integers to floating point."""
+    """Whether ``node`` casts integers or booleans to floating point."""
     record, sources = find_record(node), node.all_input_nodes
     is_float_movement = record is not None and record.kind is AnnotationKind.SHARED and is_float(node)
     return is_float_movement and bool(sources) and all(map(is_integer_or_bool, sources))
@@ -315,8 +316,8 @@ def is_cast_from_integers(node: Node) -> bool:
 def _exact_interval(node: Node) -> tuple[float, float] | None:
     """Return the range of ``node`` if it casts integers that its quantized type represents exactly, else None.
 
-    This is so for int8, for uint8 and for integers with a known interval. For other integers, a calibrated range is
-    more precise: functions of int16 are TABLEs with one entry for every 128th value.
+    The quantized type represents int8, uint8 and integers with a known interval exactly. For other integers, a
+    calibrated range is more precise: functions of int16 are TABLEs with one entry for every 128th value.
     """
     if not is_cast_from_integers(node):
         return None

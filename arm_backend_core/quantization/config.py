@@ -23,9 +23,9 @@ class QuantizationConfig:
     Attributes:
         activation: spec of inputs and results of operators.
         weight: spec of weights; if None, operators with weights stay in floating point.
-        int16_activation: int16 spec of mixed precision. It applies to tensors that are read by operators with more than
-            8 bits of internal precision (layer_norm, softmax), and to the residual additions that produce their inputs.
-            If None, these tensors use ``activation``.
+        int16_activation: int16 spec of mixed precision. It applies to the tensors for which ``FusionPlan`` chooses
+            int16, for example those that are read by operators with more than 8 bits of internal precision (layer_norm,
+            softmax), and the residual additions that produce their inputs. If None, these tensors use ``activation``.
     """
 
     activation: QuantizationSpec

@@ -19,8 +19,8 @@ EdgeOrNode = Node | tuple[Node, Node]
 def share_observers_across_methods(observed: Mapping[str, ObservedProgram], models: Mapping[str, Any]) -> None:
     """Give each tensor that several methods have in common one observer for all methods.
 
-    Parameters and buffers that several methods use are common. The operands and results of a module's operators are
-    also common, if the module runs the same sequence of operators in every method that uses it.
+    Common tensors are the parameters and buffers that several methods use. If a module runs the same sequence of
+    operators in every method that uses it, the operands and results of these operators are common too.
     """
     from arm_backend_core.quantization.graph_observers import merge_observers, set_observer_properties
     from arm_backend_core.quantization.state_observers import unify_state_observers
@@ -62,7 +62,7 @@ def _modules_by_path(model: Any) -> dict[str, Hashable]:
 
 
 def _operator_sequences(model: ObservedProgram, modules: Mapping[str, Hashable]) -> dict[Hashable, list[Node]]:
-    """List the operators with float results of each module."""
+    """List the operators with float results of each module, by the module's identity (its path, if that is unknown)."""
     from arm_backend_core.nodes import is_float, modules_of
 
     sequences: dict[Hashable, list[Node]] = {}

@@ -55,7 +55,7 @@ def unlift(
 
 
 def write_buffer_mutations(program: ExportedProgram, specs: dict[str, InputSpec]) -> None:
-    """Write new values of buffers at the end of the graph, so that state carries over to the next sample."""
+    """Add nodes that write the new values of buffers at the end of the graph: state carries over to the next sample."""
     attributes = {node.target: node for node in program.graph.find_nodes(op="get_attr")}
     buffers = {spec.target: attributes[name] for name, spec in specs.items()}
     output = program.graph.output_node()
@@ -116,6 +116,9 @@ def lift(program: ExportedProgram, specs: dict[str, InputSpec], mode: FakeTensor
 
 
 def make_fake(mode: FakeTensorMode | None, example: Tensor, dtype: torch.dtype) -> Tensor:
-    """Make a fake tensor of this shape and dtype. PyTorch's own functions take half a millisecond for it."""
+    """Make a fake tensor with the shape and strides of ``example``; without a ``mode``, make a meta tensor.
+
+    PyTorch's own functions take half a millisecond for a fake tensor.
+    """
     empty = torch.empty_strided(example.shape, example.stride(), dtype=dtype, device="meta")
     return empty if mode is None else FakeTensor(mode, empty, example.device)

@@ -19,7 +19,7 @@ _INFINITE_CONSTANT = (
 )
 _ADVICE: Mapping[tuple[str, NonFiniteKind], str] = {
     ("input", "NaN"): "give samples without NaN",
-    ("input", "an infinity"): "give finite samples, such as masks with a number below the smallest score for -inf",
+    ("input", "an infinity"): "give finite samples, such as masks with a number below all scores instead of -inf",
     ("constant", "NaN"): "replace the NaN by numbers, for example with torch.nan_to_num",
     ("constant", "an infinity"): _INFINITE_CONSTANT,
     ("result", "NaN"): (

@@ -21,7 +21,7 @@ from arm_backend_core.quantization.non_finite import NonFiniteError, NonFiniteKi
 _MAX_KEPT_VALUES = 1 << 16
 #: Number of observed values from which the range with the least squared error replaces the widened minimum and maximum.
 MIN_HISTOGRAM_VALUES = 8192
-#: Bins of a histogram and candidates for each end of a range.
+#: Number of bins of a histogram, and number of parts into which the candidate ends of a range divide the histogram.
 _BINS, _CANDIDATES = 2048, 256
 #: A weight with fewer levels than this on either side of 0 (int4: 7) is clipped where that reduces the squared error.
 MIN_UNCLIPPED_LEVELS = 16

@@ -22,7 +22,8 @@ class ObserverInterpreter(GraphInterpreter):
         model: the module of the program with observers.
         callbacks_by_node: observers and other functions that are called with the result of a node.
         conditions, taken: as in ``GraphInterpreter``.
-        fill_values: by node, the number that replaces NaN and infinities in its result, without a call of observers.
+        fill_values: by node, the number that replaces NaN and infinities in its result. The callbacks of these nodes
+            are not called.
 
     Attributes:
         problems: "NaN" or "an infinity", by node whose result contains it.
@@ -49,8 +50,9 @@ class ObserverInterpreter(GraphInterpreter):
     def on_result(self, node: Node, value: Any) -> Any:
         """Call the callbacks with the value, and return it.
 
-        If an observer rejects non-finite elements, the method records the error and replaces them. It also applies
-        ``fill_values``, and clamps the value if the node has a ``CALIBRATION_MINIMUM``.
+        If an observer rejects non-finite elements, the method records the problem. It replaces infinities by the finite
+        maximum and minimum, and NaN by 0. It also applies ``fill_values``, and clamps the value if the node has a
+        ``CALIBRATION_MINIMUM``.
         """
         callbacks = self._callbacks_by_node.get(node, ())
         if CALIBRATION_MINIMUM in node.meta:

@@ -73,7 +73,7 @@ class LastSample:
     Attributes:
         inputs: leaves of the inputs.
         results: values of the output node.
-        states: buffers with a copy of their values before the sample.
+        states: (buffer, copy of its values before the sample) pairs.
     """
 
     inputs: list[Any] = field(default_factory=list)

@@ -107,7 +107,8 @@ class ArmQuantizer(Quantizer):
         Called by ``prepare_pt2e`` and ``ObservedProgram``.
 
         Raises:
-            ModelError: the graph writes in place to memory that tensors share; quantized tensors share no memory.
+            ModelError: the graph writes in place to memory that tensors share (quantized tensors share no memory), or
+                an operator cannot be decomposed (see ``decompose``).
         """
         inline_higher_order_ops(model, {})
         aliased_write = functionalize(model.graph, write_back=True)
@@ -139,7 +140,7 @@ class ArmQuantizer(Quantizer):
         return model  # prepare_pt2e builds a new module from the graph
 
     def annotate(self, model: GraphModule) -> GraphModule:
-        """Write annotations; called by ``prepare_pt2e``.
+        """Write annotations; called by ``prepare_pt2e`` and ``ObservedProgram``.
 
         Raises:
             ValueError: a module name or type matches nothing in the model.
@@ -178,7 +179,10 @@ class ArmQuantizer(Quantizer):
         """Do nothing: the operators' records decide what is annotated."""
 
     def prepare_obs_or_fq_callback(self, model: GraphModule, edge_or_node_to_obs_or_fq: dict[Any, Any]) -> None:
-        """Share observers across time steps and connect them to their tensors; called by ``prepare_pt2e``."""
+        """Share observers across time steps, and set the observers' properties (``set_observer_properties``).
+
+        Called by ``prepare_pt2e`` and ``ObservedProgram``.
+        """
         share_timestep_observers(edge_or_node_to_obs_or_fq)
         set_observer_properties((model, edge_or_node_to_obs_or_fq))
 

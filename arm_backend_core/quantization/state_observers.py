@@ -36,7 +36,7 @@ class _StateUse:
 
     @property
     def observer(self) -> Any:
-        """Observer of the buffer; None if this method alone would hold it in floating point."""
+        """Observer of the buffer in this method; None if the method does not quantize the buffer."""
         return self.model.observers.get(self.state)
 
     @property
@@ -49,7 +49,7 @@ class _StateUse:
 
     @property
     def priority(self) -> int:
-        """0 (highest) if a method with parameters changes the buffer, 1 if another does, 2 if it only reads it."""
+        """2 if the method only reads the buffer. If it changes the buffer: 0 (highest) with parameters, 1 without."""
         return 2 if not self.changes_value else 0 if self.model.has_parameters else 1
 
     def set_observer(self, observer: Any) -> None:
@@ -61,8 +61,8 @@ def unify_state_observers(models: Iterable[ObservedProgram]) -> None:
     """Give each buffer that several methods write observers of one type and dtype in all of them.
 
     The methods with parameters that change the buffer decide: the widest of their types applies. Without such a method,
-    those that change it decide, else those that read it. So a method that resets the state leaves the others unchanged.
-    ``share_observers_across_methods`` then merges the observers of a buffer to one.
+    those that change it decide, else those that read it. A method without parameters that only resets the state
+    therefore does not affect the others. ``share_observers_across_methods`` then merges the observers of a buffer.
     """
     uses: dict[TensorIdentity, list[_StateUse]] = {}
     for model in models:
@@ -102,7 +102,7 @@ def _priority_of_method(model: ObservedProgram) -> int:
 
 
 def _uses_of_state(model: ObservedProgram) -> list[_StateUse]:
-    """List the buffers that a method writes, also with their unchanged value."""
+    """List the buffers that a method writes, including those to which it writes their unchanged value."""
     writes = model.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
     uses = [_StateUse(model, *cast(tuple[Node, Node], write.args[:2]), write) for write in writes]
     return [use for use in uses if is_state(use.state)]

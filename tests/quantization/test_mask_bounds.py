@@ -144,6 +144,16 @@ def test_rows_without_a_key_give_zero(name: str, recipe: ArmRecipeType) -> None:
     assert sqnr([function(*samples[0])], [result]) > 28
 
 
+def test_rows_without_a_key_give_the_number_of_nan_to_num() -> None:
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.nan_to_num((q @ k.mT).masked_fill(~ROWS, -torch.inf).softmax(-1), nan=0.25) @ v
+
+    generator = torch.Generator().manual_seed(0)
+    samples = [tuple(torch.randn(1, 2, n, 8, generator=generator) for n in (5, 7, 7)) for _ in range(4)]
+    result = _run(attention, samples, RECIPES[0])
+    assert sqnr([attention(*samples[0])[:, :, 2]], [result[:, :, 2]]) > 28
+
+
 def test_masks_that_leave_each_row_a_key_cost_nothing() -> None:
     """A constant mask is checked at export, so its program has no selection."""
     samples = [tuple(torch.randn(1, 2, 7, 8) for _ in range(3)) for _ in range(2)]

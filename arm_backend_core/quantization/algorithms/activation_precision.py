@@ -108,7 +108,11 @@ def _use_int16_for_angles(graph: Graph) -> None:
 
 
 def _trace_movement(reader: Node, source: Node | None = None) -> Iterator[Node]:
-    """Yield the data-movement nodes in front of ``reader``, last one first, then the node that they move."""
+    """Yield the data-movement nodes in front of ``reader``, last one first, then the node that they move.
+
+    Args:
+        source: the operand of ``reader`` at which to start; None for the first operand.
+    """
     source = source or reader.all_input_nodes[0]
     while has_shared_qparams(source) and len(source.all_input_nodes) == 1:
         yield source

@@ -176,7 +176,11 @@ class _ChannelMean:
 
 
 def _find_quantized_operands(model: ObservedProgram, node: Node) -> tuple[Node, Node | None] | None:
-    """Return weight (output channels first) and bias of an operator with a quantized weight; else None."""
+    """Return weight (output channels first) and bias of an operator whose bias may be corrected, else None.
+
+    The weight must be quantized, the bias an attribute or, outside of recurrent layers, missing. No RMS norm may read
+    the result.
+    """
     record, observed = find_record(node), find_observed_weight(model.observers, node)
     if record is None or observed is None or _is_normalized(node):
         return None

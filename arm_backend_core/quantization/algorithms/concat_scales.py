@@ -144,7 +144,7 @@ class ConcatScales:
         """After calibration, merge operands with the concatenation where their scales are similar.
 
         Args:
-            earlier: decisions of an earlier call for the same operators, used instead of the statistics.
+            earlier: decisions of an earlier call for the same operators, used instead of the statistics if not None.
 
         Returns:
             For each list in ``_Group.pairs``, whether its operands share the scale of the concatenation.

@@ -31,7 +31,7 @@ aten = torch.ops.aten
 _MIN_FACTOR_RATIO = 4.0
 #: Factors are clamped to [1 / 64, 64].
 _MAX_FACTOR = 64.0
-#: A concatenation is equalized if the largest weights of two operands differ by this factor.
+#: A concatenation is equalized if the largest weights of two operands differ by at least this factor.
 _MIN_CONCAT_RATIO = 8.0
 #: Assumed range of a normalized channel, in standard deviations.
 _NORM_RANGE = 3.0
@@ -146,7 +146,7 @@ class _ReadingLayer:
 
 
 class _Parameters:
-    """Current values of the parameters that exactly one operator reads."""
+    """Current values of the parameters, buffers and constants that exactly one operator reads."""
 
     def __init__(self, program: ExportedProgram, names: Collection[str] | None) -> None:
         self._program, self._known = program, constants_of(program)
@@ -161,7 +161,7 @@ class _Parameters:
             self._names = {node: name for node, name in self._names.items() if name in names}
 
     def is_scalable(self, node: Any) -> bool:
-        """Whether the node is a float32 parameter that exactly one operator reads."""
+        """Whether the node is a float32 tensor of the program that exactly one operator reads, and that may change."""
         return isinstance(node, Node) and node.name in self._names and self.value(node).dtype is torch.float32
 
     def value(self, node: Node) -> Tensor:
@@ -259,7 +259,13 @@ def _max_abs(weight: Tensor, axis: int) -> Tensor:
 
 
 def _compute_factors(channel_range: Tensor, max_weights: Tensor) -> Tensor | None:
-    """Compute the factor s of each channel, divided by the geometric mean of all; None if they are too similar."""
+    """Compute the factor s of each channel, divided by the geometric mean of all factors.
+
+    The factor is 1 for channels without a positive range or weight.
+
+    Returns:
+        None if all factors are similar (``_MIN_FACTOR_RATIO``).
+    """
     is_positive = (channel_range > 0) & (max_weights > 0)
     factors = (channel_range / max_weights)[is_positive].sqrt()
     if not len(factors) or float(factors.max() / factors.min()) < _MIN_FACTOR_RATIO:

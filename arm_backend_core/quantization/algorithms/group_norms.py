@@ -39,7 +39,7 @@ class _GroupNorm:
 
 
 def layer_norms_to_group_norms(module: GraphModule) -> None:
-    """Replace each layer norm without weights before a multiplication by, or an addition of, constants per channel."""
+    """Replace each layer norm without weights whose result is multiplied by or added to constants per channel."""
     constants, changed = Constants(module), False
     for node in module.graph.find_nodes(op="call_function", target=aten.layer_norm.default):
         norm = _find_norm(node)
@@ -59,7 +59,7 @@ def layer_norms_to_group_norms(module: GraphModule) -> None:
 
 
 def _find_norm(node: Node) -> _GroupNorm | None:
-    """Match a layer norm without weights that normalizes groups of channels, as the group norm of its source."""
+    """Match a layer norm without weights that normalizes groups of channels; return the group norm of its source."""
     x: Any = node.args[0]
     shape, axes = tuple(x.meta["val"].shape), len(node.args[1])  # type: ignore[arg-type]
     if any(parameter is not None for parameter in node.args[2:4]):

@@ -1,8 +1,8 @@
 """Mask bounds: lower the bounds of masks before exponentials, if masked scores would not be negligible.
 
 ``aten.mask_constants`` bounds masks by -64, which suffices for scores that span up to 52. Calibration measures the span
-of the scores without their masks. For larger spans, the bound becomes -(1.25 * span + 12), so that the exponential of a
-masked score rounds to 0. Other programs do not change.
+of the scores without their masks. For larger spans, the bound becomes -(1.25 * span + 12), rounded down to an integer,
+so that the exponential of a masked score rounds to 0. For spans up to 52, the bound stays.
 """
 
 from __future__ import annotations

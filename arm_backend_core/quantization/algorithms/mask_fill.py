@@ -35,10 +35,10 @@ _FILL_ARGUMENTS: dict[Any, tuple[tuple[int, int], ...]] = {
 def bound_mask_fill(module: GraphModule) -> list[str]:
     """Replace the extreme fill values of masks before maxima and minima by a bound just outside of the other values.
 
-    The bound is min - (max - min) / 16 for a maximum, and max + (max - min) / 16 for a minimum. The maximum of a row
-    that is masked entirely is then the bound, not the fill value: int8 cannot represent both the fill value and the
-    other values. A mask does not change if a comparison reads the maximum or minimum: the comparison may test for the
-    fill value.
+    The bound is min - (max - min) / 16 for a maximum, and max + (max - min) / 16 for a minimum, where min and max are
+    those of the filled tensor. The maximum of a row that is masked entirely is then the bound, not the fill value: int8
+    cannot represent both the fill value and the other values. A fill value stays if a comparison reads the maximum or
+    minimum, because the comparison may test for the fill value.
 
     Returns:
         A note for the user for each maximum or minimum whose masks changed.

@@ -163,7 +163,7 @@ class QuantizationGrid:
 
 
 def sum_errors(parts: Iterable[ErrorSums]) -> ErrorSums:
-    """Add up the sums of all samples."""
+    """Add up the sums of all samples; ``max_error`` is the maximum."""
     total = ErrorSums()
     for part in parts:
         for name in ("signal", "noise", "actual", "dot"):
@@ -173,7 +173,7 @@ def sum_errors(parts: Iterable[ErrorSums]) -> ErrorSums:
 
 
 def sum_isolated_errors(parts: Iterable[IsolatedErrorSums]) -> IsolatedErrorSums:
-    """Add up the error sums of all samples."""
+    """Add up the error sums of all samples; fields in ``_REDUCTIONS`` are the minimum or maximum."""
     total = IsolatedErrorSums()
     for part in parts:
         for field in fields(IsolatedErrorSums):

@@ -118,10 +118,10 @@ def measure_output_sqnr(model: ObservedProgram) -> dict[str, float]:
         model: has quantize and dequantize operators.
 
     Returns:
-        SQNR by output name, without outputs that are not floating point, not finite or 0. Empty for a model with loops:
-        this interpreter passes the loop state to the next iteration without quantizing it, so that the SQNR would lack
-        the rounding of the state. Also empty for a model with random operators, and if PyTorch rejects indices or sizes
-        that quantization changed.
+        SQNR by output name, without outputs that are not floating point, not finite or 0, or whose shape changed. Empty
+        for a model with loops: this interpreter passes the loop state to the next iteration without quantizing it, so
+        that the SQNR would lack the rounding of the state. Also empty for a model with random operators, and if PyTorch
+        rejects indices or sizes that quantization changed.
     """
     if any(node.target is LOOP_OUT or is_random(node) for node in model.graph.nodes):
         return {}

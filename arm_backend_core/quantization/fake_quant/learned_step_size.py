@@ -112,7 +112,7 @@ class QuantizationRange(torch.nn.Module):
         return scale, zero_point + (rounded - zero_point).detach()
 
     def update_moving_average(self, x: Tensor) -> None:
-        """Update the moving average of the bounds with the extremes of ``x``, if the range is not learned."""
+        """Update the moving averages of the bounds with the minimum and maximum of ``x``; no-op for a learned range."""
         if self.stretch is None and x.numel():
             low, high = torch.aminmax(x.detach())
             spanned = torch.stack([low.clamp_max(0), high.clamp_min(0)]) * self.factors

@@ -173,7 +173,7 @@ class FakeQuantInterpreter(GraphInterpreter):
                 self._update_parameters(observer, self._constants[str(source.target)])
 
     def get_attr(self, node: Node) -> Any:
-        """Return the current value of a folded parameter."""
+        """Return the current value of an attribute, recomputed from the model's tensors."""
         return self._constants[str(node.target)]
 
     def call_function(self, node: Node, args: Any, kwargs: Any) -> Any:

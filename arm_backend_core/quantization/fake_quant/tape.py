@@ -71,7 +71,8 @@ class ParameterTape(TorchDispatchMode):
             root_value: returns the current value of a root by name.
 
         Returns:
-            A function that maps a recorded tensor to its new value.
+            A function that maps a recorded tensor to its new value. It moves any other tensor to the device of the
+            roots.
         """
         values = {id(tensor): root_value(name) for name, tensor in self._roots.items()}
         device = next((value.device for value in values.values()), None)
