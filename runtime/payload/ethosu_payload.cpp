@@ -201,7 +201,7 @@ PayloadStatus read_cop1(const Block& block, EthosUPayload* payload) {
           return bad_commands(block, at, "commands without a configuration before them");
         }
         if (words == 0 || left - 4 != 4 * words) {
-          return bad_commands(block, at, "it announces % bytes of commands and has %", signed_size(4 * words),
+          return bad_commands(block, at, "it announces % bytes of commands and has % bytes", signed_size(4 * words),
                               signed_size(left - 4));
         }
         if ((at + 4) % kNpuAlignment != 0) {
@@ -227,7 +227,7 @@ PayloadStatus read_cop2(const Block& block, EthosUPayload* payload) {
   constexpr uint16_t kMajorVersion = 1;
   const uint8_t* data = block.data;
   if (block.size < kFixedSize) {
-    return bad_commands(block, 0, "the header of a COP2 stream has % bytes, it has %", kFixedSize,
+    return bad_commands(block, 0, "the header of a COP2 stream has % bytes, this stream has % bytes", kFixedSize,
                         signed_size(block.size));
   }
   // A newer minor version only adds fields, which the lengths include.
@@ -235,7 +235,7 @@ PayloadStatus read_cop2(const Block& block, EthosUPayload* payload) {
     return bad_commands(block, 4, "its major version is %, not %", read_u16(data + 4), kMajorVersion);
   }
   if (read_u32(data + 12) != 0 || read_u32(data + 8) != block.size - 16) {
-    return bad_commands(block, 8, "it announces % bytes (upper half %) and has %", read_u32(data + 8),
+    return bad_commands(block, 8, "it announces % bytes (upper half %) and has % bytes", read_u32(data + 8),
                         read_u32(data + 12), signed_size(block.size - 16));
   }
   if (read_u32(data + 16) != 1 || read_u32(data + 20) != block.size - 24) {
@@ -319,7 +319,7 @@ PayloadStatus check_tensor(const PayloadTensor& tensor, const char* name, size_t
   }
   if (tensor.is_allocated() && !own && static_cast<uint64_t>(tensor.offset) + nbytes > payload.scratch_size) {
     return failure(PayloadError::kTensor, name, at + 4 * (kPayloadRank + 1),
-                   "tensor % ends at byte % of a scratch of %", index,
+                   "tensor % ends at byte % of a scratch of % bytes", index,
                    static_cast<int64_t>(static_cast<uint64_t>(tensor.offset) + nbytes), payload.scratch_size);
   }
   return {};

@@ -13,8 +13,8 @@
 extern "C" {
 #endif
 
-/* Versions and target at export. The build of self_test.cpp compares the minor version of ExecuTorch@COMPARED@
- * with the firmware's. */
+/* Versions and target at export. The build of self_test.cpp compares the major and minor version of
+ * ExecuTorch@COMPARED@ with the firmware's. */
 #define ARM_MODEL_EXECUTORCH_VERSION "@EXECUTORCH@"
 #define ARM_MODEL_EXECUTORCH_MAJOR @EXECUTORCH_MAJOR@
 #define ARM_MODEL_EXECUTORCH_MINOR @EXECUTORCH_MINOR@
@@ -54,8 +54,9 @@ extern const uint8_t arm_model_pte[ARM_MODEL_PTE_SIZE];
 extern const uint8_t arm_model_ptd[ARM_MODEL_PTD_SIZE];
 #endif
 
-/* Memory sizes in bytes. They are minimal: the program was tested with them on the exporting machine, with its own
- * sizes where these depend on the width of pointers. Each memory starts at a multiple of ARM_MODEL_POOL_ALIGNMENT.
+/* Memory sizes in bytes. They are minimal. The program was tested in memories of these sizes on the exporting machine;
+ * sizes that depend on the width of pointers were that machine's. Each memory starts at a multiple of
+ * ARM_MODEL_POOL_ALIGNMENT.
  * @EXACT@ */
 #define ARM_MODEL_POOL_ALIGNMENT @ALIGNMENT@
 
@@ -69,7 +70,7 @@ extern const uint8_t arm_model_ptd[ARM_MODEL_PTD_SIZE];
 #endif
 
 @NPU?@
-/* SRAM that the NPU spills to (Dedicated_Sram): ethosu_fast_scratch of the backend, or an argument of ethosu_init(). */
+/* SRAM that caches activations (Dedicated_Sram): ethosu_fast_scratch of the backend, or memory for ethosu_init(). */
 #ifndef ARM_MODEL_FAST_SCRATCH_SIZE
 #define ARM_MODEL_FAST_SCRATCH_SIZE @FAST_SCRATCH@u
 #endif
