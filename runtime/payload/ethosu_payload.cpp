@@ -325,7 +325,7 @@ PayloadStatus check_tensor(const PayloadTensor& tensor, const char* name, size_t
   return {};
 }
 
-bool overlap(const PayloadTensor& a, const PayloadTensor& b) {
+bool are_overlapping(const PayloadTensor& a, const PayloadTensor& b) {
   if (a.region != b.region || !a.is_allocated() || !b.is_allocated()) {
     return false;
   }
@@ -334,7 +334,9 @@ bool overlap(const PayloadTensor& a, const PayloadTensor& b) {
   return a_start < b_start + b.nbytes && b_start < a_start + a.nbytes;
 }
 
-bool same_place(const PayloadTensor& a, const PayloadTensor& b) { return a.offset == b.offset && a.nbytes == b.nbytes; }
+bool have_same_place(const PayloadTensor& a, const PayloadTensor& b) {
+  return a.offset == b.offset && a.nbytes == b.nbytes;
+}
 
 // Checks that no two tensors of `tensors`, the inputs or the outputs, overlap. Inputs and outputs may overlap each
 // other: Vela may place an output in the memory of an input. With `may_repeat`, two tensors may have the same address
@@ -344,7 +346,7 @@ PayloadStatus check_overlaps(const PayloadTensors& tensors, const char* name, si
     const PayloadTensor tensor = tensors.at(i);
     for (uint32_t j = 0; j < i; ++j) {
       const PayloadTensor other = tensors.at(j);
-      if (overlap(tensor, other) && !(may_repeat && same_place(tensor, other))) {
+      if (are_overlapping(tensor, other) && !(may_repeat && have_same_place(tensor, other))) {
         return failure(PayloadError::kOverlap, name, at + 4 + kTensorSize * i, "tensors % and % overlap in region %", j,
                        i, tensor.region);
       }
