@@ -54,9 +54,8 @@ extern const uint8_t arm_model_pte[ARM_MODEL_PTE_SIZE];
 extern const uint8_t arm_model_ptd[ARM_MODEL_PTD_SIZE];
 #endif
 
-/* Memory sizes in bytes. They are minimal. The program was tested in memories of these sizes on the exporting machine;
- * sizes that depend on the width of pointers were that machine's. Each memory starts at a multiple of
- * ARM_MODEL_POOL_ALIGNMENT.
+/* Memory sizes in bytes. The program was tested in memories of these sizes on the exporting machine; sizes that depend
+ * on the width of pointers were that machine's. Each memory starts at a multiple of ARM_MODEL_POOL_ALIGNMENT.
  * @EXACT@ */
 #define ARM_MODEL_POOL_ALIGNMENT @ALIGNMENT@
 
