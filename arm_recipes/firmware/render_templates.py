@@ -191,8 +191,8 @@ def _layout_asserts(*, has_npu: bool) -> Iterator[str]:
 
 def _memory_placeholders(pools: ProgramPools) -> dict[str, str]:
     names = [f"ARM_MODEL_{to_c_identifier(method.name).upper()}" for method in pools.methods]
-    exact = "The sizes for Cortex-M are minimal: they are computed from the program and the runtime's types."
-    bound = "Not all sizes for Cortex-M could be computed: some are upper bounds, measured with 64-bit pointers."
+    exact = "The sizes for Cortex-M are computed from the program and the runtime's types, and are minimal."
+    bound = "Some sizes for Cortex-M could not be computed: these are upper bounds, measured with 64-bit pointers."
     return {
         "EXACT": exact if pools.exact else bound,
         "ALIGNMENT": str(CACHE_LINE),

@@ -89,7 +89,7 @@ def _read_cop1_header(block: Block) -> StreamHeader:
             if configuration is None:
                 raise block.error_at(at, "commands without a configuration before them")
             if size == 0 or remaining - 4 != size:
-                raise block.error_at(at, f"it announces {size} bytes of commands and has {remaining - 4}")
+                raise block.error_at(at, f"it announces {size} bytes of commands and has {remaining - 4} bytes")
             if (at + 4) % ALIGNMENT != 0:
                 raise block.error_at(at, "the commands do not start at a multiple of 16 bytes")
             return StreamHeader("COP1", at + 4, *configuration)
@@ -105,11 +105,13 @@ def _read_cop2_header(block: Block) -> StreamHeader:
     """
     fixed_bytes, metadata_at = 60, 28
     if block.size < fixed_bytes:
-        raise block.error_at(0, f"the header of a COP2 stream has {fixed_bytes} bytes, it has {block.size}")
+        reason = f"the header of a COP2 stream has {fixed_bytes} bytes, this stream has {block.size} bytes"
+        raise block.error_at(0, reason)
     if (version := block.number(4, "<H")) != 1:
         raise block.error_at(4, f"its major version is {version}, not 1")
     if (upper := block.number(12)) != 0 or block.number(8) != block.size - 16:
-        raise block.error_at(8, f"it announces {block.number(8)} bytes (upper half {upper}) and has {block.size - 16}")
+        reason = f"it announces {block.number(8)} bytes (upper half {upper}) and has {block.size - 16} bytes"
+        raise block.error_at(8, reason)
     entry_kind, entry_bytes = block.number(16), block.number(20)
     if entry_kind != 1 or entry_bytes != block.size - 24:
         reason = f"its entry is of kind {entry_kind} with {entry_bytes} bytes; one entry of kind 1 fills the stream"

@@ -233,7 +233,7 @@ def _check_tensor(
     if tensor.offset < -1:
         raise block.error_at(offset_at, f"tensor {index} is at offset {tensor.offset}")
     if tensor.offset >= 0 and not is_in_io_region and tensor.offset + nbytes > scratch:
-        reason = f"tensor {index} ends at byte {tensor.offset + nbytes} of a scratch of {scratch}"
+        reason = f"tensor {index} ends at byte {tensor.offset + nbytes} of a scratch of {scratch} bytes"
         raise block.error_at(offset_at, reason)
 
 

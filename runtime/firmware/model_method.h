@@ -107,7 +107,8 @@ class ModelMethod {
                                : Error::InvalidState;
   }
 
-  // Returns an empty span if neither the memory plan nor set_output() has set the memory of the output.
+  // Returns the bytes of an output. The span is empty if the output is not a tensor, or if neither the memory plan nor
+  // set_output() has set its memory.
   Span<const uint8_t> output(size_t index) const {
     if (!method_.has_value()) {
       return {};

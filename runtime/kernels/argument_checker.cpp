@@ -92,8 +92,10 @@ bool ArgumentChecker::has_rank(const char* argument, const Tensor& tensor, int64
   if (tensor.dim() == rank) {
     return true;
   }
-  ET_LOG(Error, "%s: %s has rank %d", name_, argument, static_cast<int>(tensor.dim()));
-  return fail(argument, "must have another rank");
+  ET_LOG(Error, "%s: %s must have rank %d, and has rank %d", name_, argument, static_cast<int>(rank),
+         static_cast<int>(tensor.dim()));
+  context_.fail(Error::InvalidArgument);
+  return false;
 }
 
 bool ArgumentChecker::has_shape(const char* argument, const Tensor& tensor, std::initializer_list<int64_t> shape) {

@@ -43,16 +43,18 @@ bool check_equal_operands(ArgumentChecker& check, const Tensor& first, const Ten
          check.require(has_same_order(first, out), "out", "must have the memory format of self");
 }
 
+// Whether a tensor of rank 4 has one element per channel.
+bool is_pixel(const Tensor& tensor) { return tensor.size(0) == 1 && tensor.size(2) == 1 && tensor.size(3) == 1; }
+
 // Whether both operands have rank 4 and the same number of channels, and one of them has one element per channel.
 bool is_channel_broadcast(const Tensor& first, const Tensor& second) {
-  if (first.dim() != 4 || second.dim() != 4 || first.size(1) != second.size(1)) {
-    return false;
-  }
-  return first.numel() == first.size(1) || second.numel() == second.size(1);
+  return first.dim() == 4 && second.dim() == 4 && first.size(1) == second.size(1) &&
+         (is_pixel(first) || is_pixel(second));
 }
 
 bool check_channel_broadcast(ArgumentChecker& check, const Tensor& first, const Tensor& second, Tensor& out) {
-  const Tensor& full = first.numel() < second.numel() ? second : first;
+  // Do not compare numbers of elements: a pixel has more of them than an empty tensor.
+  const Tensor& full = is_pixel(first) ? second : first;
   return check.resize_like("out", out, full) && check.is_channels_last("self", first) &&
          check.is_channels_last("other", second) && check.is_channels_last("out", out);
 }

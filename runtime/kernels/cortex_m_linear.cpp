@@ -66,8 +66,8 @@ bool check_linear(ArgumentChecker& check, const Tensor& input, const Tensor& wei
          check.is_activation_range(activation_min, activation_max);
 }
 
-// For each output feature, `kernel_sum` is the bias plus `input_offset` times the sum of the weights. CMSIS-NN reads
-// `kernel_sum` instead of the bias on CPUs with MVE. This kernel reads it on all CPUs if it is given.
+// For each output feature, `kernel_sum` is the bias plus `input_offset` times the sum of (weight + filter_offset).
+// CMSIS-NN reads `kernel_sum` instead of the bias on CPUs with MVE. This kernel reads it on all CPUs if it is given.
 Tensor& linear_out(KernelRuntimeContext& context, const Tensor& input, const Tensor& weights,
                    const OptionalTensor& bias, const OptionalTensor& kernel_sum, int64_t input_offset,
                    int64_t filter_offset, int64_t output_offset, Int64List requantize_multipliers,

@@ -103,7 +103,7 @@ void softmax_row(const int8_t* input, int8_t* out, ssize_t size, const ExpParame
   for (ssize_t i = 0; i < size; ++i) {
     const int32_t difference = input[i] - largest;
     int32_t quotient = 0;
-    // From 32 bits on, the quotient is at most 1/2, and 0 after rounding.
+    // From 32 bits on, the quotient is less than 1/2, and 0 after rounding.
     if (difference >= parameters.diff_min && divisor_bits < 32) {
       quotient =
           divide_by_power_of_two(doubling_high_multiply(exponential(difference, parameters), reciprocal), divisor_bits);

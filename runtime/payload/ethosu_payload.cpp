@@ -201,7 +201,7 @@ PayloadStatus read_cop1(const Block& block, EthosUPayload* payload) {
           return bad_commands(block, at, "commands without a configuration before them");
         }
         if (words == 0 || left - 4 != 4 * words) {
-          return bad_commands(block, at, "it announces % bytes of commands and has %", signed_size(4 * words),
+          return bad_commands(block, at, "it announces % bytes of commands and has % bytes", signed_size(4 * words),
                               signed_size(left - 4));
         }
         if ((at + 4) % kNpuAlignment != 0) {
@@ -227,7 +227,7 @@ PayloadStatus read_cop2(const Block& block, EthosUPayload* payload) {
   constexpr uint16_t kMajorVersion = 1;
   const uint8_t* data = block.data;
   if (block.size < kFixedSize) {
-    return bad_commands(block, 0, "the header of a COP2 stream has % bytes, it has %", kFixedSize,
+    return bad_commands(block, 0, "the header of a COP2 stream has % bytes, this stream has % bytes", kFixedSize,
                         signed_size(block.size));
   }
   // A newer minor version only adds fields, which the lengths include.
@@ -235,7 +235,7 @@ PayloadStatus read_cop2(const Block& block, EthosUPayload* payload) {
     return bad_commands(block, 4, "its major version is %, not %", read_u16(data + 4), kMajorVersion);
   }
   if (read_u32(data + 12) != 0 || read_u32(data + 8) != block.size - 16) {
-    return bad_commands(block, 8, "it announces % bytes (upper half %) and has %", read_u32(data + 8),
+    return bad_commands(block, 8, "it announces % bytes (upper half %) and has % bytes", read_u32(data + 8),
                         read_u32(data + 12), signed_size(block.size - 16));
   }
   if (read_u32(data + 16) != 1 || read_u32(data + 20) != block.size - 24) {
@@ -319,13 +319,13 @@ PayloadStatus check_tensor(const PayloadTensor& tensor, const char* name, size_t
   }
   if (tensor.is_allocated() && !own && static_cast<uint64_t>(tensor.offset) + nbytes > payload.scratch_size) {
     return failure(PayloadError::kTensor, name, at + 4 * (kPayloadRank + 1),
-                   "tensor % ends at byte % of a scratch of %", index,
+                   "tensor % ends at byte % of a scratch of % bytes", index,
                    static_cast<int64_t>(static_cast<uint64_t>(tensor.offset) + nbytes), payload.scratch_size);
   }
   return {};
 }
 
-bool overlap(const PayloadTensor& a, const PayloadTensor& b) {
+bool are_overlapping(const PayloadTensor& a, const PayloadTensor& b) {
   if (a.region != b.region || !a.is_allocated() || !b.is_allocated()) {
     return false;
   }
@@ -334,7 +334,9 @@ bool overlap(const PayloadTensor& a, const PayloadTensor& b) {
   return a_start < b_start + b.nbytes && b_start < a_start + a.nbytes;
 }
 
-bool same_place(const PayloadTensor& a, const PayloadTensor& b) { return a.offset == b.offset && a.nbytes == b.nbytes; }
+bool have_same_place(const PayloadTensor& a, const PayloadTensor& b) {
+  return a.offset == b.offset && a.nbytes == b.nbytes;
+}
 
 // Checks that no two tensors of `tensors`, the inputs or the outputs, overlap. Inputs and outputs may overlap each
 // other: Vela may place an output in the memory of an input. With `may_repeat`, two tensors may have the same address
@@ -344,7 +346,7 @@ PayloadStatus check_overlaps(const PayloadTensors& tensors, const char* name, si
     const PayloadTensor tensor = tensors.at(i);
     for (uint32_t j = 0; j < i; ++j) {
       const PayloadTensor other = tensors.at(j);
-      if (overlap(tensor, other) && !(may_repeat && same_place(tensor, other))) {
+      if (are_overlapping(tensor, other) && !(may_repeat && have_same_place(tensor, other))) {
         return failure(PayloadError::kOverlap, name, at + 4 + kTensorSize * i, "tensors % and % overlap in region %", j,
                        i, tensor.region);
       }

@@ -46,9 +46,13 @@ using executorch::runtime::Program;
 // Size of an unlimited pool. The operating system allocates only the pages that are used.
 constexpr size_t kUnknownPoolSize = size_t{1} << 30;
 
-[[noreturn]] void fail(const std::string& what, long long number = 0) {
-  std::fprintf(stderr, "pools: %s (%lld)\n", what.c_str(), number);
+[[noreturn]] void fail(const std::string& what) {
+  std::fprintf(stderr, "pools: %s\n", what.c_str());
   std::exit(1);
+}
+
+[[noreturn]] void fail(const std::string& what, Error error) {
+  fail(what + ": error " + std::to_string(static_cast<int>(error)) + " of ExecuTorch");
 }
 
 // Memory of the given size, or unlimited memory for -1, aligned to a cache line as in firmware.
@@ -57,7 +61,7 @@ class Pool {
   explicit Pool(long long size) : size_(size < 0 ? kUnknownPoolSize : static_cast<size_t>(size)) {
     void* data = nullptr;
     if (posix_memalign(&data, arm_runtime::kCacheLine, std::max<size_t>(size_, 1)) != 0) {
-      fail("no memory for a pool", size);
+      fail("no memory for a pool of " + std::to_string(size_) + " bytes");
     }
     data_.reset(static_cast<uint8_t*>(data));
   }
@@ -125,7 +129,7 @@ void set_inputs(Loaded* loaded, const Program& program, Request* request) {
     const std::vector<uint8_t> bytes = read(request->word());
     const auto info = meta->input_tensor_meta(i);
     if (!info.ok() || info->nbytes() != bytes.size()) {
-      fail("input of another size", static_cast<long long>(i));
+      fail("the file of input " + std::to_string(i) + " has another size than the input");
     }
     const arm_runtime::TensorMetadata metadata = {info->scalar_type(), info->sizes().size(), info->sizes().data(),
                                                   info->dim_order().data()};
@@ -133,7 +137,7 @@ void set_inputs(Loaded* loaded, const Program& program, Request* request) {
     loaded->inputs.push_back(bytes);
     const Error error = loaded->method.set_input(i, metadata, loaded->inputs.back().data());
     if (error != Error::Ok) {
-      fail("cannot set an input", static_cast<long long>(error));
+      fail("cannot set input " + std::to_string(i), error);
     }
   }
 }
@@ -147,8 +151,9 @@ void set_outputs(Loaded* loaded, const Program& program) {
     }
     loaded->outputs.emplace_back(meta->output_tensor_meta(i)->nbytes());
     std::vector<uint8_t>& output = loaded->outputs.back();
-    if (loaded->method.set_output(i, {output.data(), output.size()}) != Error::Ok) {
-      fail("cannot set an output", static_cast<long long>(i));
+    const Error error = loaded->method.set_output(i, {output.data(), output.size()});
+    if (error != Error::Ok) {
+      fail("cannot set output " + std::to_string(i), error);
     }
   }
 }
@@ -158,12 +163,12 @@ void write_outputs(const Loaded& loaded, Request* request) {
   for (size_t i = 0; i < count; ++i) {
     const auto bytes = loaded.method.output(i);
     if (bytes.data() == nullptr) {
-      fail("an output has no place in the memory plan", static_cast<long long>(i));
+      fail("output " + std::to_string(i) + " has no memory");
     }
     std::ofstream file(request->word(), std::ios::binary);
     file.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
     if (!file.flush()) {
-      fail("cannot write an output", static_cast<long long>(i));
+      fail("cannot write the file of output " + std::to_string(i));
     }
   }
 }
@@ -177,7 +182,7 @@ size_t ethosu_fast_scratch_size = 0;
 
 int main(int count, char** arguments) {
   if (count != 2) {
-    fail("takes one argument, the file with the request", count);
+    fail("takes one argument, the file with the request");
   }
   Request request(arguments[1]);
   executorch::runtime::runtime_init();
@@ -187,7 +192,7 @@ int main(int count, char** arguments) {
   executorch::extension::BufferDataLoader loader(content.data(), content.size());
   const auto program = Program::load(&loader);
   if (!program.ok()) {
-    fail("cannot load the program", static_cast<long long>(program.error()));
+    fail("cannot load the program", program.error());
   }
   const std::string data_path = request.word();
   const std::vector<uint8_t> data_bytes = data_path.empty() ? std::vector<uint8_t>() : read(data_path);
@@ -214,7 +219,7 @@ int main(int count, char** arguments) {
         added.method.load(*program, added.name.c_str(), added.pool.bytes(),
                           {added.memories.data(), added.memories.size()}, &temp, data_path.empty() ? nullptr : &data);
     if (error != Error::Ok) {
-      fail("cannot load the method " + added.name, static_cast<long long>(error));
+      fail("cannot load the method " + added.name, error);
     }
   }
   for (size_t left = request.count(); left > 0; --left) {
@@ -223,7 +228,7 @@ int main(int count, char** arguments) {
     set_outputs(&loaded, *program);
     const Error error = loaded.method.execute();
     if (error != Error::Ok) {
-      fail("cannot execute the method " + loaded.name, static_cast<long long>(error));
+      fail("cannot execute the method " + loaded.name, error);
     }
     write_outputs(loaded, &request);
   }

@@ -70,7 +70,7 @@ def test_errors_have_the_sizes_and_the_log(monkeypatch: pytest.MonkeyPatch) -> N
     assert "'forward': method allocator unlimited, planned memory 208 B, temp allocator 64 B, fast scratch 0 B" in told
     assert "cannot allocate 1344 bytes of scratch from the temp allocator, which has 64" in told
     assert "cannot execute the method forward" in told
-    with pytest.raises(RunError, match="input of another size"):
+    with pytest.raises(RunError, match="file of input 0 has another size"):
         run_on_host(content, PoolSizes(0, None, (), sizes.methods), [FirmwareTestCase("forward", (bytes(191),), 1)])
     with pytest.raises(RunError, match="cannot load the program"):
         run_on_host(content[:100], sizes, [case])

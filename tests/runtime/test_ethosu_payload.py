@@ -421,7 +421,7 @@ _BAD: list[tuple[Callable[[], bytes], str, str]] = [
     (lambda: _payload(_cop1()[:4] + _cop1()[28:]), "cmd_data", "without a configuration"),
     (lambda: _payload(_cop1()[:16] + _cop1()[20:]), "cmd_data", "multiple of 16"),
     (lambda: _payload(_put(_cop1(), 16, b"\x06")), "cmd_data", "unknown record 6"),
-    (lambda: _payload(_cop2()[:59]), "cmd_data", "header of a COP2 stream has 60 bytes, it has 59"),
+    (lambda: _payload(_cop2()[:59]), "cmd_data", "header of a COP2 stream has 60 bytes, this stream has 59 bytes"),
     *(
         (lambda new=new: _payload(_put(_cop2(), 4, new)), "cmd_data", f"its major version is {major}, not 1")
         for new, major in [(b"\x00", 0), (b"\x02", 2), (b"\x01\x01", 257)]

@@ -13,8 +13,8 @@
 extern "C" {
 #endif
 
-/* Versions and target at export. The build of self_test.cpp compares the minor version of ExecuTorch@COMPARED@
- * with the firmware's. */
+/* Versions and target at export. The build of self_test.cpp compares the major and minor version of
+ * ExecuTorch@COMPARED@ with the firmware's. */
 #define ARM_MODEL_EXECUTORCH_VERSION "@EXECUTORCH@"
 #define ARM_MODEL_EXECUTORCH_MAJOR @EXECUTORCH_MAJOR@
 #define ARM_MODEL_EXECUTORCH_MINOR @EXECUTORCH_MINOR@
@@ -69,7 +69,7 @@ extern const uint8_t arm_model_ptd[ARM_MODEL_PTD_SIZE];
 #endif
 
 @NPU?@
-/* SRAM that the NPU spills to (Dedicated_Sram): ethosu_fast_scratch of the backend, or an argument of ethosu_init(). */
+/* SRAM that caches activations (Dedicated_Sram): ethosu_fast_scratch of the backend, or memory for ethosu_init(). */
 #ifndef ARM_MODEL_FAST_SCRATCH_SIZE
 #define ARM_MODEL_FAST_SCRATCH_SIZE @FAST_SCRATCH@u
 #endif

@@ -10,9 +10,9 @@ extern "C" {
 // Symbols that firmware may define. They have the names of ExecuTorch's own backend, so that firmware works with both.
 // The defaults are weak: no fast scratch, and hooks that do nothing.
 
-// Fast scratch: SRAM to which Vela spills in a Dedicated_Sram memory mode, and its size in bytes. The backend uses the
-// whole cache lines of 32 bytes in it. If ethosu_init() was called with fast memory, the driver uses that memory
-// instead.
+// Fast scratch: SRAM in which programs of a Dedicated_Sram memory mode keep activations, and its size in bytes. The
+// backend uses the whole cache lines of 32 bytes in it. If ethosu_init() was called with fast memory, the driver uses
+// that memory instead.
 extern unsigned char* ethosu_fast_scratch;
 extern size_t ethosu_fast_scratch_size;
 // Called before and after every execution, including failed ones, for example to read cycle counters.

@@ -208,12 +208,12 @@ Error run_on_npu(const EthosUPayload& payload, const FastScratch& fast_scratch, 
                                                         : memory.size};
   // Without fast scratch, pass no third base: some versions of the driver take a null pointer as "invalidate the whole
   // cache".
-  const bool spills = fast_scratch.known ? fast_scratch.size > 0 : has_driver_memory || memory.data != nullptr;
+  const bool has_third = fast_scratch.known ? fast_scratch.size > 0 : has_driver_memory || memory.data != nullptr;
   int result = 0;
   {
     const CycleCounter counter(driver, cycles);
     result = ethosu_invoke_v3(driver, payload.commands.data, static_cast<int>(payload.commands.size), bases, sizes,
-                              spills ? kBaseCount : kBaseCount - 1, nullptr);
+                              has_third ? kBaseCount : kBaseCount - 1, nullptr);
   }
   return result == 0 ? Error::Ok : report_failure(payload, driver, result);
 }

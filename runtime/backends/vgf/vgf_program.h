@@ -42,8 +42,8 @@ class VgfProgram {
   /// has returned Ok.
   Error run();
 
-  /// Waits for the end of the program's last run and destroys the program. If the wait times out, the program is never
-  /// destroyed, because the device still uses its memory.
+  /// Waits for the end of the program's last run and destroys the program. If the wait times out, or fails for another
+  /// reason than the loss of the device, the program is never destroyed, because the device may still use its memory.
   static void retire(std::unique_ptr<VgfProgram> program);
 
  private:

@@ -221,7 +221,7 @@ int rate_device_type(VkPhysicalDeviceType type) {
   }
 }
 
-bool emulation_is_installed(PFN_vkGetInstanceProcAddr get) {
+bool is_emulation_installed(PFN_vkGetInstanceProcAddr get) {
   const auto enumerate = reinterpret_cast<PFN_vkEnumerateInstanceLayerProperties>(
       get(VK_NULL_HANDLE, "vkEnumerateInstanceLayerProperties"));
   uint32_t count = 0;
@@ -337,7 +337,7 @@ Error VulkanDevice::create() {
   }
   // Try without emulation first, because emulation hides a driver's own extensions. Layers in VK_INSTANCE_LAYERS are in
   // both instances.
-  const bool can_emulate = emulation_is_installed(fn_.vkGetInstanceProcAddr);
+  const bool can_emulate = is_emulation_installed(fn_.vkGetInstanceProcAddr);
   for (const bool emulated : {false, true}) {
     if (emulated && !can_emulate) {
       break;

@@ -70,7 +70,7 @@ class VulkanDevice {
   Error submit(VkCommandBuffer commands, VkFence fence) const;
 
   /// Waits until `fence` is signaled, at most ARM_RUNTIME_VGF_TIMEOUT_MS, and resets it. `pending` is set to whether
-  /// the device may still use the submitted objects. Returns InvalidState on timeout.
+  /// the device may still use the submitted objects. Returns InvalidState on timeout, and Vulkan's error otherwise.
   Error wait(VkFence fence, bool* pending) const;
 
  private:

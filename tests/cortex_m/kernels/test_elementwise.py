@@ -124,6 +124,13 @@ def test_zero_point_outside_int8_is_refused(name: str, argument: str, value: int
     check_refusal(kernels, name, _VALID[name], np.zeros_like(_IMAGE), {argument: value}, r"\w+ must be ")
 
 
+@pytest.mark.parametrize("name", ["quantized_add", "quantized_mul"])
+@pytest.mark.parametrize("argument", ["self", "other"])
+def test_channels_are_broadcast_to_an_empty_tensor(name: str, argument: str, kernels: KernelLibrary) -> None:
+    operands = {"self": _CHANNELS, "other": _CHANNELS, argument: np.zeros((0, 3, 4, 5), np.int8)}
+    compare(kernels, name, Case(tuple((_VALID[name] | operands).values()), channels_last=True))
+
+
 @pytest.mark.parametrize("name", ["quantized_add", "quantized_mul", "quantized_div"])
 @pytest.mark.parametrize(
     ("other", "message"),

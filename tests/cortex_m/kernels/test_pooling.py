@@ -89,7 +89,7 @@ def test_scratch_memory() -> None:
 @pytest.mark.parametrize(
     ("argument", "value", "message"),
     [
-        ("input", np.zeros((4, 5, 3), np.int8), "input must have another rank"),
+        ("input", np.zeros((4, 5, 3), np.int8), "input must have rank 4, and has rank 3"),
         ("input", np.zeros((2, 4, 5, 3), np.int16), "input must be int8"),
         ("input", np.zeros((0, 4, 5, 3), np.int8), "input must not be empty"),
         ("kernel_size", [3], "kernel_size must have 2 elements"),
