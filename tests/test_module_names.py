@@ -51,7 +51,7 @@ ELSEWHERE = {
     },
     "arm_backend_core.ops": {
         "ops/test_ops.py": "accumulator binary_arithmetic catalog common_scale comparison_and_logic convolution "
-        "float_expression floor_division formulas image_layout linear movement normalization operands pooling "
+        "float_expression floor_division formulas linear movement normalization operands pooling "
         "reduction registry unary",
         "aten/test_higher_order.py": "loop_markers",
         "models/test_recurrent.py": "recurrent",

@@ -12,7 +12,7 @@ import torch
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.accumulator import Accumulator
-from arm_backend_core.ops.image_layout import to_height_width, to_nchw, to_nhwc, to_nhwc_image
+from arm_backend_core.ops.image_layout import is_image, to_height_width, to_nchw, to_nhwc, to_nhwc_image
 from arm_backend_core.ops.indexing import gather_constant
 from arm_backend_core.ops.operands import Context, Operand
 from arm_backend_core.ops.registry import AnnotationKind, op
@@ -20,6 +20,9 @@ from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
 _CONV: dict[str, Any] = {"kind": AnnotationKind.CONV, "activations": (0,), "absorbs_activation": True}
+
+#: Maximum number of bands of rows that each get their own convolution.
+_MAX_BANDS = 16
 
 
 @dataclass(frozen=True)
@@ -247,11 +250,53 @@ for _record in (conv, conv_with_padding_mode, convolution, conv_transpose):
 def _convolve(cx: Context, x: Operand, weight: Operand, bias: Operand | None, geometry: _Geometry) -> Value:
     if weight.q is None and x.q is not None:
         raise Unsupported("its input is quantized but its weight is not")
+    if (bands := _find_sub_bands(cx, x.value, weight, geometry)) is not None:
+        return _convolve_sub_bands(cx, x, weight, bias, bands)
     image = to_nhwc_image(cx.b, x.value, weight.rank)
     kernel = _require_constant(weight)
     kernel = kernel.reshape(*kernel.shape[:2], -1, kernel.shape[-1])
     result = _convolve_groups(cx, x, weight, bias, image, kernel, geometry)
     return cx.b.reshape(to_nchw(cx.b, result), cx.shape)
+
+
+def _find_sub_bands(cx: Context, x: Value, weight: Operand, geometry: _Geometry) -> Value | None:
+    """Find the image [N, C, H, W] of which the operand [N, C * bands, H / bands, W] of a 1x1 depthwise is a view.
+
+    Sub-spectral norm (BC-ResNet) is a batch norm on such a view, and becomes such a convolution.
+    """
+    reshape = x.producer
+    if reshape is None or reshape.kind != "RESHAPE" or weight.shape != (x.shape[1], 1, 1, 1) or x.rank != 4:
+        return None
+    image, default = reshape.inputs[0], _Geometry((1, 1), (0, 0, 0, 0), (1, 1), x.shape[1])
+    if image.rank != 4 or geometry != default or not is_image(image):
+        return None
+    n, channels, height, width = image.shape
+    bands = x.shape[1] // channels
+    is_split = 1 < bands <= _MAX_BANDS and x.shape == (n, channels * bands, height // bands, width)
+    max_size = cx.target.hardware.max_depthwise_size or x.size
+    return image if is_split and channels * width <= max_size else None
+
+
+def _convolve_sub_bands(cx: Context, x: Operand, weight: Operand, bias: Operand | None, image: Value) -> Value:
+    """Scale each band of rows of an image by its own depthwise 1x1 convolution.
+
+    Channel c * bands + i of ``x`` has the rows of band i of channel c. Rows are contiguous in [N, H, W, C], so slicing
+    and concatenating them costs nothing, while the view would need a TRANSPOSE before and after it. With means of rows
+    in the same layout, BC-ResNet-1 takes 895,316 instead of 1,598,484 cycles on U55-128, and 307,035 instead of
+    944,027 on U85-256 (Vela 5.2).
+    """
+    kernel, rows = _require_constant(weight), x.shape[2]
+    bands, channels = image.shape[2] // rows, image.shape[1]
+    image, results = to_nhwc(cx.b, image), list[Value]()
+    for band in range(bands):
+        of_band = slice(band, None, bands)
+        sums = build_accumulator(cx, x, weight, bias, kernel[of_band], of_band)
+        filters = sums.weights.reshape(1, 1, channels, 1)
+        constants = cx.b.const(filters, weight.value.dtype), cx.b.const(sums.quantized_bias, sums.dtype)
+        part = cx.b.narrow(image, 1, band * rows, rows)
+        value = cx.b.depthwise_conv2d(part, *constants, pad=(0, 0, 0, 0), zps=zero_points(x, weight))
+        results.append(cx.requantize_sums(value, sums))
+    return cx.b.reshape(to_nchw(cx.b, cx.b.concat(results, 1)), cx.shape)
 
 
 def _convolve_groups(

@@ -6,6 +6,13 @@ from collections.abc import Sequence
 
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
+from arm_backend_core.tosa.operators import OPERATORS
+
+_NHWC_TO_NCHW = (0, 3, 1, 2)
+#: Operators besides the elementwise ones that keep the layout of an image.
+_MOVEMENTS = frozenset({"CONCAT", "PAD", "SLICE"})
+#: Maximum number of operators between the operator that computes an image and the one that reads it.
+_MAX_STEPS = 32
 
 
 def to_nhwc(b: Builder, x: Value) -> Value:
@@ -15,7 +22,28 @@ def to_nhwc(b: Builder, x: Value) -> Value:
 
 def to_nchw(b: Builder, x: Value) -> Value:
     """[N, H, W, C] -> [N, C, H, W]."""
-    return b.transpose(x, (0, 3, 1, 2))
+    return b.transpose(x, _NHWC_TO_NCHW)
+
+
+def is_image(x: Value) -> bool:
+    """Whether ``x`` [N, C, H, W] follows from a convolution, pooling or resize, so that it is stored as [N, H, W, C].
+
+    Elementwise operators, concatenations, slices and padding may stand between.
+    """
+    for _ in range(_MAX_STEPS):
+        op = x.producer
+        if op is None or x.rank != len(_NHWC_TO_NCHW):
+            return False
+        if op.kind == "TRANSPOSE":
+            return tuple(op.attrs["perms"]) == _NHWC_TO_NCHW
+        if op.kind == "RESHAPE" and (inner := op.inputs[0].producer) is not None and inner.kind == "RESHAPE":
+            op = inner  # a view, and the view back
+        operands = [operand for operand in op.inputs if operand.data is None and operand.rank == x.rank]
+        is_view = op.kind == "RESHAPE" and op.inputs[0].shape == x.shape
+        if not (is_view or OPERATORS[op.kind].elementwise or op.kind in _MOVEMENTS) or not operands:
+            return False
+        x = operands[0]
+    return False
 
 
 def to_nhwc_image(b: Builder, x: Value, rank: int) -> Value:

@@ -23,6 +23,7 @@ import numpy as np
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.ops.fixed_point_value import FixedPoint, requantize
+from arm_backend_core.ops.image_layout import is_image, to_nchw, to_nhwc
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value, prod
@@ -50,11 +51,15 @@ def spatial_mean(
 
     Returns:
         The mean. None if the convolutions do not apply: the axes are not adjacent, are more than two, are all axes, or
-        are only the last axis; ``x`` has more than four dimensions; or the rounding error exceeds ``_MAX_ERROR``.
+        are only the last axis of a tensor that is no image; ``x`` has more than four dimensions; or the rounding error
+        exceeds ``_MAX_ERROR``.
     """
     axes = sorted(axes)
     if len(axes) == x.rank or len(axes) > 2 or axes != list(range(axes[0], axes[-1] + 1)) or x.rank > 4:
         return None
+    if _is_image_row_or_column(b, x, axes):
+        kernel = (1, x.shape[3]) if axes == [3] else (x.shape[2], 1)
+        return to_nchw(b, window_means(b, to_nhwc(b, x), q, kernel, (1, 1), out))
     lead, reduced, trail = x.shape[: axes[0]], [x.shape[i] for i in axes], x.shape[axes[-1] + 1 :]
     if axes[-1] == x.rank - 1 and len(axes) == 1:
         return None
@@ -70,6 +75,18 @@ def spatial_mean(
         return None
     kept_shape = [1 if i in axes else size for i, size in enumerate(x.shape)]
     return b.reshape(result, kept_shape)  # the reduced axes have size 1, so a RESHAPE restores the order of axes
+
+
+def _is_image_row_or_column(b: Builder, x: Value, axes: Sequence[int]) -> bool:
+    """Whether the mean is over the height or the width of an image that is stored as [N, H, W, C], in one kernel.
+
+    BC-ResNet and coordinate attention compute such means. The image stays in its layout, without TRANSPOSEs. For
+    x + conv(mean(x)) with [1, 32, 20, 48], Vela 5.2 estimates 154,758 instead of 221,754 cycles on U55-128 and 53,470
+    instead of 97,680 on U85-256 (height), 151,730 instead of 157,734 and 54,236 instead of 70,626 (width).
+    """
+    if x.rank != 4 or len(axes) != 1 or axes[0] < 2 or x.shape[axes[0]] > b.target.hardware.max_kernel:
+        return False
+    return is_image(x)
 
 
 def window_means(
