@@ -25,6 +25,7 @@ from arm_backend_core.cortex_m.lookup_tables import match_univariate
 from arm_backend_core.cortex_m.quantized_value import QuantizedValue
 from arm_backend_core.cortex_m.rules import (  # noqa: F401  (register rules)
     convolution,
+    convolution_3d,
     elementwise,
     movement,
     pooling,
