@@ -191,7 +191,7 @@ def pad(cx: Context) -> QuantizedValue:
     arguments = arguments_of(cx.node)
     x = _operand(cx, cx.node.args[0])
     amounts: list[int] = list(arguments["pad" if "pad" in arguments else "padding"])
-    mode = _EDGE_PADS.get(overload_of(cx.node.target), arguments.get("mode", "constant"))  # type: ignore[arg-type]
+    mode = _EDGE_PADS.get(overload_of(cx.node.target), arguments.get("mode", "constant"))
     if mode != "constant":
         return _pad_with_elements(cx, x, amounts, mode)
     before, after = [0] * x.rank, [0] * x.rank

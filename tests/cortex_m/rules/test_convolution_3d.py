@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -27,13 +28,12 @@ def _core(name: str, *shapes: tuple[int, ...], transposed: bool = False) -> Case
     class Convolution(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.linspace(-1, 1, shapes[1].numel()).reshape(shapes[1]))
+            self.weight = nn.Parameter(torch.linspace(-1, 1, math.prod(shapes[1])).reshape(shapes[1]))
 
         def forward(self, x: Tensor) -> Tensor:
             ones, zeros = [1] * (x.dim() - 2), [0] * (x.dim() - 2)
             return torch.ops.aten.convolution(x, self.weight, None, ones, ones, ones, transposed, zeros, 1)
 
-    shapes = tuple(torch.Size(shape) for shape in shapes)  # type: ignore[assignment]
     return Case(f"core {name}", Convolution(), shapes[:1])
 
 
@@ -116,7 +116,7 @@ def _block(inputs: int, outputs: int) -> list[nn.Module]:
 def test_network() -> None:
     """A whole network has no operator in floating point; the report has the products of its convolutions."""
     model, samples = _VideoNetwork().eval(), [(torch.randn(1, 3, 8, 16, 16),) for _ in range(8)]
-    result = export(model, ArmRecipe.cortex_m(cpu="cortex-m55"), samples, require_full_delegation=True)
+    result = export(model, ArmRecipe.cortex_m(cpu="cortex-m55", require_full_delegation=True), samples)
     text = str(result.report)
     assert "5 x quantized_conv2d_nhwc" in text
     assert "5 x quantized_max_pool2d_nhwc" in text
