@@ -26,6 +26,7 @@ from arm_backend_core.cortex_m.quantized_value import QuantizedValue
 from arm_backend_core.cortex_m.rules import (  # noqa: F401  (register rules)
     bilinear_interpolation,
     convolution,
+    convolution_3d,
     elementwise,
     linear,
     movement,

@@ -40,7 +40,7 @@ def is_image(x: Value) -> bool:
             op = inner  # a view, and the view back
         operands = [operand for operand in op.inputs if operand.data is None and operand.rank == x.rank]
         is_view = op.kind == "RESHAPE" and op.inputs[0].shape == x.shape
-        if not (is_view or OPERATORS[op.kind].elementwise or op.kind in _MOVEMENTS) or not operands:
+        if not (is_view or OPERATORS[op.kind].is_elementwise or op.kind in _MOVEMENTS) or not operands:
             return False
         x = operands[0]
     return False

@@ -1,7 +1,8 @@
-"""Images: operands and results of 1D and 2D operators as [N, H, W, C]."""
+"""Images and volumes: operands and results of 1D and 2D operators as [N, H, W, C], of 3D ones as [N, D, H, W, C]."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch.fx import Node
@@ -13,9 +14,13 @@ from arm_backend_core.permutation import Layout
 
 def to_height_width(values: Any, spatial: int, default: int) -> list[int]:
     """(height, width) of a parameter; ``default`` is the height of a 1D operator."""
+    return [default, *read_sizes(values, spatial)][-2:]
+
+
+def read_sizes(values: Any, spatial: int) -> list[int]:
+    """A parameter of an operator with ``spatial`` spatial dimensions; one number is that of all dimensions."""
     values = [values] if isinstance(values, int) else list(values)
-    values = values * spatial if len(values) == 1 else values
-    return [default, *values][-2:]
+    return values * spatial if len(values) == 1 else values
 
 
 def spatial_pair(shape: Any, spatial: int) -> list[int]:
@@ -39,6 +44,38 @@ def to_nhwc_image(cx: KernelContext, x: QuantizedValue, spatial: int) -> Node:
 
 def from_nhwc_image(cx: KernelContext, node: Node, spatial: int) -> QuantizedValue:
     """The result [(N,) C, (H,) W] of ``cx.node``, from an image."""
+    return from_planes(cx, node, _channels_last(cx.node.meta["val"].dim(), spatial))
+
+
+def to_planes(cx: KernelContext, x: QuantizedValue, spatial: int) -> tuple[Node, Layout]:
+    """[(N,) C, (H,) W] as an image, for an operator that computes each plane [H, W] alone, and the result's layout.
+
+    The layout is kept if the dimensions in front of a plane can be the image's batch, and those behind it the channels.
+    Kernels compute channels together, so a single one is slow.
+    """
+    axes, first = tuple(range(x.rank - spatial, x.rank)), x.layout.index(x.rank - spatial)
+    before, behind = x.layout[:first], x.layout[first + spatial :]
+    batch, channels = (math.prod(x.shape[axis] for axis in part) for part in (before, behind))
+    is_one_of_many = channels == 1 < x.shape[x.rank - spatial - 1]
+    if x.layout[first : first + spatial] != axes or is_one_of_many:
+        return to_nhwc_image(cx, x, spatial), _channels_last(x.rank, spatial)
+    shape = (batch, *spatial_pair(x.shape, spatial), channels)
+    return cx.emit.reshape(cx.emit.materialize(x, x.layout), shape), x.layout
+
+
+def from_planes(cx: KernelContext, node: Node, layout: Layout) -> QuantizedValue:
+    """The result [(N,) C, (H,) W] of ``cx.node``, from an image of ``to_planes``."""
     shape = cx.node.meta["val"].shape
-    layout = _channels_last(len(shape), spatial)
     return cx.make_result(cx.emit.reshape(node, [shape[axis] for axis in layout]), layout)
+
+
+def to_volume(cx: KernelContext, x: QuantizedValue) -> Node:
+    """[(N,) C, D, H, W] as a volume [N, D, H, W, C]."""
+    channel = x.rank - 4
+    stored = cx.emit.materialize(x, _channels_last(x.rank, 3))
+    return cx.emit.reshape(stored, (x.shape[0] if channel else 1, *x.shape[-3:], x.shape[channel]))
+
+
+def from_volume(cx: KernelContext, node: Node) -> QuantizedValue:
+    """The result [(N,) C, D, H, W] of ``cx.node``, from the images of a volume: [N, D, H, W, C] or [N * D, H, W, C]."""
+    return from_nhwc_image(cx, node, 3)

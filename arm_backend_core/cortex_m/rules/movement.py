@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -11,10 +12,13 @@ from torch.fx import Node
 
 from arm_backend_core.cortex_m.quantized_value import QuantizedValue
 from arm_backend_core.cortex_m.rules.context import MULTI_RESULT_RULES, KernelContext, rule
-from arm_backend_core.nodes import arguments_of, is_dequantize, is_float
+from arm_backend_core.nodes import arguments_of, is_dequantize, is_float, overload_of
 from arm_backend_core.permutation import Layout, inverse
 
 aten = torch.ops.aten
+
+#: Elements up to which an index becomes a constant although it is larger than the constants that it is computed from.
+_MAX_FOLDED_INDEX = 1024
 
 
 def _operand(cx: KernelContext, argument: Any) -> QuantizedValue:
@@ -46,25 +50,56 @@ def permute(cx: KernelContext) -> QuantizedValue:
     *(aten.unflatten.int, aten.squeeze.dim, aten.squeeze.default, aten.squeeze.dims, aten.unsqueeze.default),
 )
 def reshape(cx: KernelContext) -> QuantizedValue:
-    """A view. The layout is kept if only dimensions of size 1 come or go."""
+    """A view. The layout is kept if no element changes its place."""
     x, shape = _operand(cx, cx.node.args[0]), tuple(cx.node.meta["val"].shape)
     if x.data is not None:
         return QuantizedValue.from_constant(x.data.reshape(shape), x.q)
-    layout = _layout_after_unit_axes(x, shape)
+    layout = _layout_of_view(x, shape)
     if layout is None:
         return cx.make_result(cx.emit.reshape(cx.emit.materialize(x), shape))
     assert x.node is not None
     return cx.make_result(cx.emit.reshape(x.node, [shape[axis] for axis in layout]), layout)
 
 
-def _layout_after_unit_axes(x: QuantizedValue, shape: tuple[int, ...]) -> Layout | None:
-    """The layout of ``x`` after a view as ``shape``; None if the view changes dimensions of a size other than 1."""
-    old, new = ([axis for axis, size in enumerate(sizes) if size != 1] for sizes in (x.shape, shape))
-    if [x.shape[axis] for axis in old] != [shape[axis] for axis in new]:
+def _layout_of_view(x: QuantizedValue, shape: tuple[int, ...]) -> Layout | None:
+    """The layout with which ``x`` becomes a view of another shape; None if its elements would change places.
+
+    Dimensions that become one (or that one becomes) must be adjacent in memory, in the program's order. Dimensions of
+    size 1 do not matter.
+    """
+    merged = _merged_dimensions(x.shape, shape)
+    if merged is None:
         return None
-    place = dict(zip(old, new, strict=True))
-    units = [axis for axis, size in enumerate(shape) if size == 1]
-    return (*units, *(place[axis] for axis in x.layout if axis in place))
+    stored = [axis for axis in x.layout if x.shape[axis] != 1]
+    layout = [axis for axis, size in enumerate(shape) if size == 1]
+    while stored:
+        old, new = merged.get(stored[0], ([], []))
+        if not old or stored[: len(old)] != old:
+            return None
+        layout += new
+        del stored[: len(old)]
+    return tuple(layout)
+
+
+def _merged_dimensions(shape: Sequence[int], view: Sequence[int]) -> dict[int, tuple[list[int], list[int]]] | None:
+    """The dimensions of a shape that have the elements of dimensions of a view, by the first of them.
+
+    Dimensions of size 1 are left out. None if there are no elements.
+    """
+    old, new = ([axis for axis, size in enumerate(sizes) if size != 1] for sizes in (shape, view))
+    if 0 in shape:
+        return None
+    merged: dict[int, tuple[list[int], list[int]]] = {}
+    while old:
+        parts = [old.pop(0)], [new.pop(0)]
+        while True:
+            sizes = [math.prod(whole[axis] for axis in part) for whole, part in zip((shape, view), parts, strict=True)]
+            if sizes[0] == sizes[1]:
+                break
+            shorter = int(sizes[0] > sizes[1])
+            parts[shorter].append((old, new)[shorter].pop(0))
+        merged[parts[0][0]] = parts
+    return merged
 
 
 @rule(aten.contiguous.default, aten.clone.default, aten.alias.default, aten._to_copy.default, aten.detach.default)
@@ -77,8 +112,8 @@ def copy(cx: KernelContext) -> QuantizedValue:
 def concatenate(cx: KernelContext) -> QuantizedValue:
     """Concatenation, in the layout of the largest operand."""
     arguments = arguments_of(cx.node)
-    values = [_operand(cx, argument) for argument in cx.node.args[0]]  # type: ignore[union-attr]
-    values = [value for value in values if value.shape != (0,)]
+    operands: Any = cx.node.args[0]
+    values = [_operand(cx, operand) for operand in operands if operand.meta["val"].shape != (0,)]
     largest = max(values, key=lambda value: (value.data is None, math.prod(value.shape)))
     layout, dim = largest.layout, largest.normalize_dim(int(arguments["dim"]))
     tensors = [cx.emit.materialize(value, layout) for value in values]
@@ -143,20 +178,67 @@ def select_by_order(cx: KernelContext) -> QuantizedValue:
     return cx.make_result(cx.emit.select_result(ordered, index))
 
 
-@rule(aten.constant_pad_nd.default, aten.pad.default)
+_EDGE_PADS = {
+    getattr(aten, f"{kind}_pad{rank}d").default: mode
+    for kind, mode in (("reflection", "reflect"), ("replication", "replicate"))
+    for rank in (1, 2, 3)
+}
+
+
+@rule(aten.constant_pad_nd.default, aten.pad.default, *_EDGE_PADS)
 def pad(cx: KernelContext) -> QuantizedValue:
-    """Constant padding. The number is quantized with the parameters of the result."""
+    """Padding. A number is quantized with the parameters of the result."""
     arguments = arguments_of(cx.node)
-    if arguments.get("mode", "constant") != "constant":
-        return apply_to_integers(cx)
     x = _operand(cx, cx.node.args[0])
-    amounts: list[int] = list(arguments["pad"])
+    amounts: list[int] = list(arguments["pad" if "pad" in arguments else "padding"])
+    mode = _EDGE_PADS.get(overload_of(cx.node.target), arguments.get("mode", "constant"))
+    if mode != "constant":
+        return _pad_with_elements(cx, x, amounts, mode)
     before, after = [0] * x.rank, [0] * x.rank
     for number in range(len(amounts) // 2):
         before[x.rank - 1 - number], after[x.rank - 1 - number] = amounts[2 * number : 2 * number + 2]
     value = int(x.q.quantize(np.array(float(arguments["value"] or 0.0))))
     low, high = ([sides[axis] for axis in x.layout] for sides in (before, after))
     return cx.make_result(cx.emit.pad(cx.emit.materialize(x, x.layout), low, high, value), x.layout)
+
+
+def _pad_with_elements(cx: KernelContext, x: QuantizedValue, amounts: list[int], mode: str) -> QuantizedValue:
+    """Padding with elements of ``x``, in its layout: one constant index for each padded dimension.
+
+    Args:
+        cx: the context.
+        x: the operand.
+        amounts: (before, after) of the last dimension first, as in ``torch.nn.functional.pad``.
+        mode: "reflect", "replicate" or "circular".
+    """
+    node = cx.emit.materialize(x, x.layout)
+    for number, pair in enumerate(zip(amounts[::2], amounts[1::2], strict=True)):
+        dim = x.rank - 1 - number
+        positions = torch.arange(x.shape[dim], dtype=torch.float64).reshape(1, 1, -1)
+        chosen = torch.nn.functional.pad(positions, pair, mode).flatten().to(torch.int64)
+        if any(pair):
+            index = cx.emit.constant(chosen.numpy(), "index")
+            node = cx.emit.call(aten.index_select.default, node, x.layout.index(dim), index)
+    return cx.make_result(node, x.layout)
+
+
+@rule(aten.roll.default)
+def roll(cx: KernelContext) -> QuantizedValue:
+    """Elements are shifted along dimensions, and those beyond the end start again: two slices, concatenated."""
+    arguments = arguments_of(cx.node)
+    x, dims = _operand(cx, cx.node.args[0]), list(arguments["dims"])
+    if dims:
+        node, axes = cx.emit.materialize(x, x.layout), [x.layout.index(x.normalize_dim(dim)) for dim in dims]
+    else:
+        node, axes = cx.emit.reshape(cx.emit.materialize(x), (math.prod(x.shape),)), [0]
+    for axis, shift in zip(axes, arguments["shifts"], strict=True):
+        size = node.meta["val"].shape[axis]
+        if first := -shift % size:
+            parts = [cx.emit.call(aten.slice_copy.Tensor, node, axis, *ends, 1) for ends in ((first, size), (0, first))]
+            node = cx.emit.call(aten.cat.default, parts, axis)
+    if dims:
+        return cx.make_result(node, x.layout)
+    return cx.make_result(cx.emit.reshape(node, x.shape))
 
 
 @rule(aten.upsample_nearest2d.vec, aten.upsample_nearest2d.default, aten._upsample_nearest_exact2d.vec)
@@ -182,7 +264,7 @@ def upsample_nearest(cx: KernelContext) -> QuantizedValue:
 
 
 @rule(
-    *(aten.expand.default, aten.repeat.default, aten.tile.default, aten.flip.default, aten.roll.default),
+    *(aten.expand.default, aten.repeat.default, aten.tile.default, aten.flip.default),
     *(aten.stack.default, aten.index.Tensor, aten._unsafe_index.Tensor, aten.gather.default, aten.embedding.default),
     *(aten.index_select.default, aten.amax.default, aten.amin.default),
 )
@@ -197,9 +279,21 @@ def apply_to_integers(cx: KernelContext) -> QuantizedValue:
 
     def convert(argument: Any) -> Any:
         if not isinstance(argument, Node) or not (is_dequantize(argument) or is_float(argument)):
-            return argument  # indices
+            return _fold_index(cx, argument)
         return cx.emit.materialize(_operand(cx, argument))
 
     arguments = torch.fx.map_arg(cx.node.args, convert)
     options = torch.fx.map_arg(cx.node.kwargs, convert)
     return cx.make_result(cx.emit.call(cx.node.target, *arguments, **options))
+
+
+def _fold_index(cx: KernelContext, argument: Any) -> Any:
+    """Replace an index that operators compute from constants by its value, so that no call computes it again.
+
+    A large index that repeats the elements of a smaller one stays: it would need more flash than its operators.
+    """
+    data = cx.constant_data(argument)
+    if data is None or argument.op != "call_function":
+        return argument
+    largest = max((source.meta["val"].numel() for source in argument.all_input_nodes), default=0)
+    return cx.emit.constant(data, "index") if data.size <= max(largest, _MAX_FOLDED_INDEX) else argument

@@ -219,7 +219,6 @@ REFUSALS = {
         Case("", nn.Conv2d(16385, 1, 2), [(1, 16385, 2, 2)], isa="scalar"),
         "65540 products per result exceed 65535",
     ),
-    "volumes": (Case("", nn.Conv3d(2, 3, 2), [(1, 2, 3, 3, 3)]), "there is no int8 kernel for aten.conv3d.default"),
 }
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from executorch.exir import EdgeCompileConfig, to_edge
 from torch import Tensor, nn
 
-from tests.cortex_m.lowering import Case, Shape, check
+from tests.cortex_m.lowering import Case, LoweredCortexMProgram, Shape, check
 
 _F = nn.functional
 _MOVEMENT: dict[str, tuple[Callable[[Tensor], Any], Shape]] = {
@@ -65,11 +67,14 @@ _MOVEMENT: dict[str, tuple[Callable[[Tensor], Any], Shape]] = {
     "roll": (lambda x: x.roll(1, 1), (2, 3)),
     "roll flat": (lambda x: x.roll(2), (2, 3)),
     "roll two": (lambda x: x.roll((1, -1), (0, 1)), (2, 3)),
+    "roll by nothing": (lambda x: x.roll((3, 1), (1, 0)), (2, 3)),
     "repeat": (lambda x: x.repeat(2, 1, 3), (2, 3)),
     "tile": (lambda x: x.tile(2), (2, 3)),
     "repeat_interleave": (lambda x: x.repeat_interleave(2, 1), (2, 3)),
     "expand": (lambda x: x.expand(4, 2, 3), (2, 1)),
     "expand rank": (lambda x: x.expand(2, -1, 3), (2, 1)),
+    "flatten pixels": (lambda x: x.flatten(2).transpose(1, 2), (1, 2, 3, 4)),
+    "unflatten pixels": (lambda x: x.permute(2, 1, 0).unflatten(0, (2, 3)), (2, 3, 6)),
     "expand of permuted": (lambda x: x.permute(1, 0).unsqueeze(1).expand(-1, 4, -1), (2, 3)),
     "pad": (lambda x: _F.pad(x, (1, 2)), (2, 3)),
     "pad 2d": (lambda x: _F.pad(x, (1, 0, 2, 1), value=0.7), (1, 2, 3, 3)),
@@ -85,6 +90,10 @@ _MOVEMENT: dict[str, tuple[Callable[[Tensor], Any], Shape]] = {
     "pad by nothing": (lambda x: _F.pad(x, (0, 0)) * 2, (2, 5)),
     "pad reflect": (lambda x: _F.pad(x, (1, 2), mode="reflect"), (1, 2, 5)),
     "pad replicate": (lambda x: _F.pad(x, (1, 1, 2, 0), mode="replicate"), (1, 2, 3, 4)),
+    "pad reflect 2d": (lambda x: _F.pad(x, (1, 1, 2, 0), mode="reflect"), (1, 2, 3, 4)),
+    "pad reflect crops": (lambda x: _F.pad(x, (-1, 2), mode="reflect"), (1, 2, 5)),
+    "pad replicate 3d": (lambda x: _F.pad(x, (1, 0, 2, 1, 0, 3), mode="replicate"), (1, 2, 3, 2, 3)),
+    "reflection_pad2d": (lambda x: torch.ops.aten.reflection_pad2d(x, [1, 2, 0, 1]), (1, 2, 3, 4)),
     "pad circular": (lambda x: _F.pad(x, (1, 1), mode="circular"), (1, 2, 5)),
     "index": (lambda x: x[torch.tensor([2, 0, 1])], (3, 2)),
     "index two": (lambda x: x[:, torch.tensor([[1, 0]]), torch.tensor([1, 2])], (3, 2, 4)),
@@ -148,7 +157,47 @@ def test_lowering(case: Case) -> None:
     check(case)
 
 
-@pytest.mark.parametrize("name", ["pad one channel", "pad 4d", "pad rank 5", "pad crops", "nearest odd", "roll"])
+def _index_operators(lowered: LoweredCortexMProgram) -> list[str]:
+    """Operators of the edge program that compute from constants alone."""
+    manager = to_edge(copy.deepcopy(lowered.program), compile_config=EdgeCompileConfig(_check_ir_validity=False))
+    program = manager.exported_program()
+    inputs = program.graph_signature.user_inputs
+    constants = {node for node in program.graph.nodes if node.op == "placeholder" and node.name not in inputs}
+    computed = []
+    for node in program.graph.nodes:
+        if node.op == "call_function" and constants.issuperset(node.all_input_nodes):
+            constants.add(node)
+            computed.append(str(node.target))
+    return computed
+
+
+@pytest.mark.parametrize(
+    "name", ["pad reflect", "pad reflect 2d", "pad replicate", "pad circular", "roll flat", "index", "take_along_dim"]
+)
+def test_indices_are_computed_at_export(name: str) -> None:
+    case = next(case for case in CASES if case.name == name)
+    assert _index_operators(check(case)) == []
+
+
+def test_a_large_index_is_not_repeated_in_flash() -> None:
+    """An index of 2 elements, expanded to the 2,400 elements of the operand."""
+    lowered = check(Case("large", lambda x: x.gather(0, torch.tensor([[1], [0]]).expand(2, 1200)), [(2, 1200)]))
+    assert any("expand" in name for name in _index_operators(lowered))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "pad one channel",
+        "pad reflect 2d",
+        "pad replicate 3d",
+        "pad 4d",
+        "pad rank 5",
+        "pad crops",
+        "nearest odd",
+        "roll",
+    ],
+)
 def test_runtime(name: str) -> None:
     """ExecuTorch's runtime accepts the layouts and dtypes of data movement."""
     for case in (case for case in CASES if case.name.removesuffix(", channels last") == name):
