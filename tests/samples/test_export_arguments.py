@@ -351,8 +351,33 @@ def test_integers_of_a_loader_that_may_be_labels_or_an_input_are_refused() -> No
     assert [tensor.name for tensor in without.inputs] == ["x"]
     both = export(_Optional().eval(), recipe, [tuple(batch) for batch in loader])
     assert [tensor.name for tensor in both.inputs] == ["x", "offset"]
-    floats = DataLoader(TensorDataset(x, torch.rand(4)), batch_size=2)
-    assert [tensor.name for tensor in export(_Optional().eval(), recipe, floats).inputs] == ["x", "offset"]
+    for labels in (torch.arange(4).reshape(4, 1), torch.rand(4) > 0.5, torch.rand(4, 1) > 0.5):
+        loader = DataLoader(TensorDataset(x, labels), batch_size=2)
+        with pytest.raises(ValueError, match=r"\[2(, 1)?\], which may be labels or the optional input 'offset'"):
+            export(_Optional().eval(), recipe, loader)
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 1)])
+def test_floats_of_a_loader_that_become_an_optional_input_are_noted(shape: tuple[int, ...]) -> None:
+    recipe, x = ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), torch.rand(4, 3)
+    floats = DataLoader(TensorDataset(x, torch.rand(shape)), batch_size=2)
+    with pytest.warns(ArmRecipesWarning, match=r"item 1 of the DataLoader's batches, float32\[2.*input 'offset'"):
+        result = export(_Optional().eval(), recipe, floats)
+    assert [tensor.name for tensor in result.inputs] == ["x", "offset"]
+    masks = DataLoader(TensorDataset(x, torch.rand(4, 1, 1)), batch_size=2)
+    assert not [note for note in export(_Optional().eval(), recipe, masks).report.notes if "offset" in note]
+
+
+class _Loss(torch.nn.Module):
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
+        """The loss, with labels."""
+        return x * 2 if labels is None else (x * 2 - labels).abs().mean()
+
+
+def test_items_of_a_loader_for_a_parameter_named_labels_are_refused() -> None:
+    loader = DataLoader(TensorDataset(torch.rand(4, 3), torch.rand(4, 3)), batch_size=2)
+    with pytest.raises(ValueError, match=r"float32\[2, 3\], which may be labels or the optional input 'labels'"):
+        export(_Loss().eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), loader)
 
 
 def _loader(batch: int | None = 32, **options: Any) -> DataLoader[Any]:
@@ -440,6 +465,24 @@ def test_sweeps_and_qat_warn_about_batches() -> None:
         with pytest.warns(ArmRecipesWarning, match="batch size 32"):
             assert "batch size 32" in prepared.export().report.notes[0]
         assert not [note for note in prepared.export(torch.rand(1, 3)).report.notes if "batch" in note]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_sweeps_rebatch_a_loader() -> None:
+    """70 items in batches of 32 are 2 batches, and a batch of 6 items that is filled up."""
+    _, originals, examples, _ = capture_model(nn.Linear(3, 2), _loader(shuffle=True), "sweep")
+    assert [sample[0].shape[0] for sample in examples] == [32, 32, 32]
+    assert len(originals) == 3
+    images: DataLoader[Any] = DataLoader(torch.rand(7, 3), batch_size=4)  # type: ignore[arg-type]
+    assert len(capture_model(nn.Linear(3, 2), images, "tune")[2]) == 2
+    with pytest.raises(ValueError, match="metric: a batch of the DataLoader, such as the last one, is smaller"):
+        capture_model(nn.Linear(3, 2), _loader(), "tune", lambda outputs, sample: 1.0)
+    loader = _loader(35)
+    _, originals, examples, _ = capture_model(nn.Linear(3, 2), loader, "tune", lambda outputs, sample: 1.0)
+    assert [len(batch) for batch in originals] == [2, 2]
+    assert [len(sample) for sample in examples] == [1, 1]
+    with pytest.raises(ValueError, match="which may be labels or the optional input 'offset'"):
+        capture_model(_Optional(), _loader(), "sweep")
 
 
 def test_rebatch_keeps_inputs_without_a_batch_dimension() -> None:
