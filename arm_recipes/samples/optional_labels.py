@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from arm_backend_core.scalar_kind import INTEGER_OR_BOOL, kind_of
+from arm_backend_core.scalar_kind import INTEGER_OR_BOOL, ScalarKind, kind_of
 from arm_recipes._internal.conversions import describe_tensor
 from arm_recipes.samples.call_inputs import Inputs
 
@@ -45,7 +45,7 @@ def reject_optional_label(model: Any, sample: Any, suffix: str) -> None:
 def optional_input_notes(method: str, model: Any, sample: Any) -> Iterator[str]:
     """Yield a note on each optional input of the model that gets one float per item of a ``DataLoader``'s batch."""
     for index, value, name in _optional_tensors(model, sample):
-        if value.is_floating_point() and _has_one_number_per_item(value):
+        if kind_of(value.dtype) is ScalarKind.FLOAT and _has_one_number_per_item(value):
             inputs = "(batch[0],)" if index == 1 else f"batch[:{index}]"
             yield (
                 f"item {index} of the DataLoader's batches, {_describe(value)}, is the optional input '{name}' of "
