@@ -27,7 +27,6 @@ ELSEWHERE = {
         "ops/test_ops.py": "batch_norm fourier functionalize int_to_float memory_format",
         "ops/test_composites.py": "decompose decomposition_rules",
         "quantization/test_mask_bounds.py": "masked_rows",
-        "quantization/test_mask_fill.py": "mask_constants",
         "pipeline/test_state.py": "quantized_state",
     },
     "arm_backend_core.backends": {

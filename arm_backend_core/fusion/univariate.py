@@ -23,6 +23,7 @@ from arm_backend_core.ops.fixed_point_value import Q15_MAX
 from arm_backend_core.ops.lookup import apply_by_table, evaluate_on_operand, find_sinusoid_phase_step
 from arm_backend_core.ops.operands import Context, Operand
 from arm_backend_core.ops.registry import Record
+from arm_backend_core.ops.separable_functions import factorize
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
@@ -90,19 +91,32 @@ class Univariate:
             self.record.is_sinusoid
             and q is not None
             and q.dtype is DType.INT16
-            and find_sinusoid_phase_step(evaluate_on_operand(self._evaluate_array, q)) > 0
+            and find_sinusoid_phase_step(self.values()) > 0
         )
 
     def _evaluate_array(self, grid: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         return self.evaluate(torch.from_numpy(grid)).double().numpy()
 
     def to_int16_table(self, b: Builder) -> Operand:
-        """Emit the function as an int16 tensor whose scale covers all finite values of the function."""
-        assert self.base.q is not None
-        real = evaluate_on_operand(self._evaluate_array, self.base.q)[:-1]
-        peak = float(np.abs(real[np.isfinite(real)]).max(initial=0.0))
-        q = QParams(max(peak, 1e-30) / Q15_MAX, 0, DType.INT16, *DType.INT16.range)
+        """The function's values as an int16 tensor whose scale covers all of them."""
+        q = self._int16_table_qparams(self.values())
         return Operand(self.quantize(b, q), q)
+
+    def int16_table_values(self) -> np.ndarray[Any, Any]:
+        """The real values of ``to_int16_table`` at the operands -32768 ... 32768, apart from interpolation errors."""
+        values = self.values()
+        q = self._int16_table_qparams(values)
+        return q.dequantize(q.quantize(np.nan_to_num(values)))
+
+    def values(self) -> np.ndarray[Any, Any]:
+        """The function's values at the int16 operands -32768 ... 32768, float64."""
+        assert self.base.q is not None
+        return evaluate_on_operand(self._evaluate_array, self.base.q)
+
+    @staticmethod
+    def _int16_table_qparams(values: np.ndarray[Any, Any]) -> QParams:
+        peak = float(np.abs(values[:-1][np.isfinite(values[:-1])]).max(initial=0.0))
+        return QParams(max(peak, 1e-30) / Q15_MAX, 0, DType.INT16, *DType.INT16.range)
 
     def to_scaled_tensor(self) -> Operand:
         """The result of c * base: the integers of ``base`` with the scale c * scale.
@@ -135,7 +149,7 @@ def fuse_into_univariate(
     args: list[Any],
     kwargs: dict[str, Any],
     to_int16_table: Callable[[Univariate], Operand],
-    is_quantized: Callable[[], bool],
+    result_qparams: Callable[[], QParams | None],
 ) -> tuple[Univariate | None, list[Any]]:
     """Represent ``node`` as a ``Univariate`` if it is an elementwise function of one quantized tensor.
 
@@ -148,7 +162,8 @@ def fuse_into_univariate(
         args: its arguments, lowered.
         kwargs: its keyword arguments, lowered.
         to_int16_table: returns the int16 values of an oscillating function.
-        is_quantized: returns whether all readers quantize the result of ``node`` with the same parameters.
+        result_qparams: returns the quantization parameters of the result of ``node``; None if it is not quantized, or
+            if its readers quantize it with different parameters.
 
     Returns:
         The function, or None if a rule of ``record`` must lower ``node``; and the arguments for that rule.
@@ -162,9 +177,36 @@ def fuse_into_univariate(
         outer = _as_univariate(node, record, table_args, kwargs)
         if outer is not None:
             function = replace(outer, composed=function)
-        elif is_quantized():
+        elif (q := result_qparams()) is not None and not _needs_composition(function, args, q):
             return None, [to_int16_table(x) if isinstance(x, Univariate) and not x.factor else x for x in args]
-    return (None if function.is_discontinuous and is_quantized() else function), args
+    return (None if function.is_discontinuous and result_qparams() is not None else function), args
+
+
+def _needs_composition(function: Univariate, args: list[Any], q: QParams) -> bool:
+    """Whether ``function`` of int16 tables of ``args`` is coarse, but its values are a sum of few products.
+
+    For example, int16 has 1 / (abs(x) + 0.1) with 0.1% of precision for x = 30, and a quotient by it is as coarse.
+    """
+    assert function.base.q is not None
+    base_q = function.base.q
+    exact = function.values()
+    grid = torch.from_numpy(base_q.dequantize(np.arange(-32768, 32769)))
+
+    def to_real(x: Any) -> Any:
+        if isinstance(x, Univariate):
+            x = x.composed or x
+            return x.evaluate(grid) if x.factor else torch.from_numpy(x.int16_table_values())
+        if isinstance(x, Operand):
+            return grid if x is function.base else torch.from_numpy(x.float_values.reshape(-1))
+        return x
+
+    evaluate = function.record.evaluate or function.target
+    rounded = (
+        evaluate(*map(to_real, args), **{name: to_real(x) for name, x in function.kwargs.items()}).double().numpy()
+    )
+    low, high = (float(q.scale) * (end - q.zero_point) for end in (q.qmin, q.qmax))
+    error = float(np.nan_to_num(np.abs(np.clip(rounded, low, high) - np.clip(exact, low, high))).max())
+    return error > 2 * float(q.scale) and factorize(exact.tobytes(), float(q.scale), error / 4) is not None
 
 
 def _as_univariate(node: Node, record: Record, args: list[Any], kwargs: dict[str, Any]) -> Univariate | None:

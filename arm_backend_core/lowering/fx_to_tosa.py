@@ -259,7 +259,7 @@ class Lowering:
     def _lower_quantized(self, node: Node, record: Record, args: list[Any], kwargs: dict[str, Any]) -> Result:
         if node not in self.float_nodes:
             function, args = fuse_into_univariate(
-                node, record, args, kwargs, self._int16_table, lambda: self.qparams.read_result(node) is not None
+                node, record, args, kwargs, self._int16_table, lambda: self.qparams.read_result(node)
             )
             if function is not None:
                 return function

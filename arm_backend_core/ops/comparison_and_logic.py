@@ -16,6 +16,7 @@ from arm_backend_core.ops.casting import to_bool
 from arm_backend_core.ops.common_scale import to_common_scale
 from arm_backend_core.ops.operands import Context, Operand, to_tosa_dtype
 from arm_backend_core.ops.registry import AnnotationKind, op
+from arm_backend_core.ops.value_ranges import find_range
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.graph import Value
 
@@ -151,20 +152,30 @@ for _kind in ("and", "or", "xor"):
 
 
 def _shift(cx: Context, x: Operand | float, y: Operand | float, *, left: bool) -> Value:
-    """Shift x by y bits. For y >= 32, a left shift gives 0, and a right shift gives 0 or -1 by the sign of x."""
+    """Shift x by y bits, as PyTorch does for any y.
+
+    If y is negative or at least the number of bits, a left shift gives 0, and a right shift gives 0 or -1 by the sign
+    of x.
+    """
     b, value, amount = cx.b, _operand(cx, x, cx.dtype), _operand(cx, y, cx.dtype)
     if amount.data is not None and amount.data.min() < 0:
         raise Unsupported("a shift by a negative number; shift the other way")
-    if amount.data is None:
-        clamped_amount = b.minimum(amount, b.const(31, cx.dtype))
-    else:
-        clamped_amount = b.const(np.minimum(amount.data, 31), cx.dtype)
+    low, high = find_range(amount)
+    last = 8 * cx.dtype.bytes - 1
+    clamped_amount = amount
+    if amount.data is not None:
+        clamped_amount = b.const(np.minimum(amount.data, last), cx.dtype)
+    elif high > last:
+        clamped_amount = b.minimum(amount, b.const(last, cx.dtype))
+    if low < 0:
+        is_negative = b.compare("GREATER", b.const(0, cx.dtype), amount)
+        clamped_amount = b.select(is_negative, b.const(last, cx.dtype), clamped_amount)
     if not left:
         return b.arithmetic_right_shift(value, clamped_amount)
     shifted = b.logical_left_shift(value, clamped_amount)
-    if amount.data is not None and amount.data.max() < 32:
+    if low >= 0 and high <= last:
         return shifted
-    in_range = b.compare("GREATER", b.const(32, cx.dtype), amount)
+    in_range = b.compare("EQUAL", clamped_amount, amount)
     return b.select(in_range, shifted, b.const(0, cx.dtype))
 
 

@@ -28,6 +28,8 @@ INT32: Interval = (-(1 << 31), (1 << 31) - 1)
 ASSUMED_INTERVAL: Interval = (INT32[0] >> 1, INT32[1] >> 1)
 #: A product with a constant below this limit is assumed to be a row offset (row number * width).
 _MAX_ROW_WIDTH = 1 << 13
+#: Width of the narrowest integer type. A shift by at least the width gives 0 or the sign.
+_FEWEST_BITS = 8
 #: Intervals that stand for an omitted bound of ``clamp``.
 _NO_LOWER_BOUND, _NO_UPPER_BOUND = ((end, end) for end in (-(1 << 63), (1 << 63) - 1))
 INT64: Interval = (_NO_LOWER_BOUND[0], _NO_UPPER_BOUND[1])
@@ -235,13 +237,16 @@ def bitwise_not(x: Interval) -> Interval:
 
 
 def left_shift(x: Interval, bits: Interval) -> Interval:
-    """Interval of x << bits."""
+    """Interval of x << bits. It is 0 for negative bits, and for as many bits as the type has."""
     low, high = (min(max(end, 0), 64) for end in bits)
-    return multiply(x, (1 << low, 1 << high))
+    result = multiply(x, (1 << low, 1 << high))
+    return hull(result, (0, 0)) if bits[0] < 0 or bits[1] >= _FEWEST_BITS else result
 
 
 def right_shift(x: Interval, bits: Interval) -> Interval:
-    """Interval of x >> bits."""
+    """Interval of x >> bits. It is the sign, 0 or -1, for negative bits, and for as many bits as the type has."""
     low, high = (min(max(end, 0), 63) for end in bits)
+    if bits[0] < 0:
+        high = 63
     ends = [end >> shift for end in x for shift in (low, high)]
     return min(ends), max(ends)

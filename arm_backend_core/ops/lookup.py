@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from arm_backend_core import compilation_log
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.common_scale import to_common_scale
 from arm_backend_core.ops.fixed_point_value import Q15_MAX, FixedPoint
 from arm_backend_core.ops.operands import Operand
+from arm_backend_core.ops.separable_functions import approximate, emit_separable, factorize
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
@@ -30,7 +32,8 @@ def apply_by_table(b: Builder, x: Operand, function: Callable[[Array], Array], q
     TOSA 1.0. It has 513 entries, one for every 128th value, and interpolates linearly. Its result is INT32 with 7
     fractional bits. An int8 operand is multiplied by 256 first, so that it falls on entries exactly. If interpolation
     has a large error in a part of the range, for example at a pole, a finer TABLE for that part adds a correction. For
-    sinusoids with many periods, the error is large everywhere: see ``_emit_sinusoid_by_angle_addition``.
+    sinusoids with many periods, the error is large everywhere: see ``_emit_sinusoid_by_angle_addition``. So it is for
+    functions of them: see ``separable_functions``.
 
     Rounding may move an operand out of the function's domain. The result is then the value at the nearest domain end.
 
@@ -57,9 +60,15 @@ def apply_by_table(b: Builder, x: Operand, function: Callable[[Array], Array], q
     index = b.rescale(x.value, DType.INT16, 256.0) if oversampling > 1 else x.value
     operand = FixedPoint(b, index, -Q15_MAX - 1, Q15_MAX)
     qparams = float(q.scale), q.zero_point, q.dtype, q.qmin, q.qmax
-    phase_step, entries, scale, corrections = _build_table(samples.tobytes(), oversampling == 1, *qparams)
+    phase_step, entries, scale, corrections, error = _build_table(samples.tobytes(), oversampling == 1, *qparams)
     if phase_step:
         return _emit_sinusoid_by_angle_addition(operand, samples, phase_step).requantize(q)
+    if error.any():
+        factors = factorize(samples.tobytes(), float(q.scale), float(np.abs(error).max()) / 4)
+        if factors is not None:
+            _note_coarse_table(b, approximate(*factors) - samples[:-1], q)
+            return emit_separable(operand, *factors).requantize(q)
+        _note_coarse_table(b, error, q)
     # On an NPU, an int8 result goes through int16: a TABLE without a RESCALE to int16 takes six operations.
     if not corrections and not (b.target.hardware.is_npu and q.dtype is DType.INT8):
         low, high = (int(end) << 7 for end in (entries.min(), entries.max()))
@@ -77,7 +86,7 @@ def apply_by_table(b: Builder, x: Operand, function: Callable[[Array], Array], q
 @lru_cache(maxsize=8)  # unrolled time steps and equal layers have equal tables
 def _build_table(
     sample_bytes: bytes, is_int16: bool, *qparams: Any
-) -> tuple[float, Array, float, list[tuple[int, int, Array]]]:
+) -> tuple[float, Array, float, list[tuple[int, int, Array]], Array]:
     """Build the main table and the correction tables of a function.
 
     Args:
@@ -88,8 +97,8 @@ def _build_table(
         qparams: arguments of ``QParams`` for the result.
 
     Returns:
-        The phase step (``find_sinusoid_phase_step``; 0 for other functions), the entries, their scale, and the
-        corrections (``_correction_tables``).
+        The phase step (``find_sinusoid_phase_step``; 0 for other functions), the entries, their scale, the corrections
+        (``_correction_tables``), and the errors of the results; zeros if interpolation suffices.
     """
     samples, q = np.frombuffer(sample_bytes), QParams(*qparams)
     defined_indices = np.flatnonzero(~np.isnan(samples))
@@ -114,7 +123,10 @@ def _build_table(
     if is_int16 and not phase_step:
         fitted = _quantize_entries(_fit_interpolation(points, samples, corrections), table_q)
         entries = fitted if np.abs(np.diff(fitted)).max() <= Q15_MAX else entries
-    return phase_step, entries, float(table_q.scale), corrections
+    error = np.zeros(1)
+    if is_int16 and not phase_step:
+        error = _interpolation_error(samples, defined_indices, table_q.dequantize(entries), corrections, q)
+    return phase_step, entries, float(table_q.scale), corrections, np.zeros(1) if _suffices(error, q) else error
 
 
 def evaluate_on_operand(function: Callable[[Array], Array], q: QParams, oversampling: int = 1) -> Array:
@@ -173,9 +185,8 @@ def _correction_tables(
 ) -> Iterator[tuple[int, int, Array]]:
     """Yield at most two correction tables, for parts of the range in which linear interpolation has a large error.
 
-    Interpolation suffices if its error is at most 2**-9 of the result's range (half a step of int8), or 2**-13 in root
-    mean square. Activations such as SiLU thus need no correction, which would increase the cycles of
-    EfficientNet-B0 by half. A logit needs two corrections, one at each pole.
+    Activations such as SiLU need no correction, which would increase the cycles of EfficientNet-B0 by half. A logit
+    needs two corrections, one at each pole.
 
     Yields:
         The int16 operand at the middle of the part, the factor by which the table is finer, and its 513 entries.
@@ -186,12 +197,8 @@ def _correction_tables(
     for error, grid_q in ((table_error, table_q), (result_error, q)):
         low, high = (float(grid_q.scale) * (end - grid_q.zero_point) for end in (grid_q.qmin, grid_q.qmax))
         error[defined_indices] = (np.clip(samples, low, high) - np.clip(interpolated, low, high))[defined_indices]
-    full_range = float(q.scale) * (q.qmax - q.qmin)
     for _ in range(2):
-        if (
-            np.abs(result_error).max() <= full_range * 2.0**-9
-            or (result_error**2).mean() <= (full_range * 2.0**-13) ** 2
-        ):
+        if _suffices(result_error, q):
             return
         reduction, start, refinement, values, remaining = max(
             (_find_best_correction(table_error, result_error, refinement) for refinement in (128, 32, 8)),
@@ -203,6 +210,43 @@ def _correction_tables(
         yield start + 32768 // refinement - 32768, refinement, values
         for error in (table_error, result_error):
             error[start : start + remaining.size] = remaining
+
+
+def _suffices(error: Array, q: QParams) -> bool:
+    """Whether the error is at most 2**-9 of the result's range (half a step of int8), or 2**-13 in root mean square."""
+    full_range = float(q.scale) * (q.qmax - q.qmin)
+    largest: float = np.abs(error).max()
+    return largest <= full_range * 2.0**-9 or bool((error**2).mean() <= (full_range * 2.0**-13) ** 2)
+
+
+def _note_coarse_table(b: Builder, error: Array, q: QParams) -> None:
+    """Add a note to the report if half of the results have an error above 2**-10 of the range, as of a fast chirp.
+
+    At jumps and poles, few results have a large error.
+    """
+    full_range = float(q.scale) * (q.qmax - q.qmin)
+    if np.median(np.abs(error)) <= full_range * 2.0**-10:
+        return
+    names = [f"{origin.operator} ({origin.source})" if origin.source else origin.operator for origin in b.origins]
+    compilation_log.current_log().add_notes_once(
+        [
+            f"{', '.join(names) or 'an elementwise function'} is part of a function that oscillates too fast for a "
+            f"look-up table: its result has an error of up to {np.abs(error).max() / full_range:.0%} of its range; "
+            "reduce the range of its operand, or use a floating-point recipe"
+        ]
+    )
+
+
+def _interpolation_error(
+    samples: Array, defined: Array, entries: Array, corrections: list[tuple[int, int, Array]], q: QParams
+) -> Array:
+    """Errors of the results at all operands, with the corrections, in the range of ``q``."""
+    result = np.interp(_INT16_OPERANDS, _INT16_OPERANDS[::128], entries)
+    for middle, refinement, values in corrections:
+        result += np.interp((_INT16_OPERANDS - middle) * refinement, _INT16_OPERANDS[::128], values)
+    low, high = (float(q.scale) * (end - q.zero_point) for end in (q.qmin, q.qmax))
+    error: Array = (np.clip(result, low, high) - np.clip(samples, low, high))[defined]
+    return error
 
 
 def _find_best_correction(

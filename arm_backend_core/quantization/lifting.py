@@ -107,7 +107,8 @@ def lift(program: ExportedProgram, specs: dict[str, InputSpec], mode: FakeTensor
     user_specs = [spec for spec in signature.input_specs if spec.kind not in TENSOR_KINDS]
     results = pytree.tree_leaves(graph.output_node().args[0])
     outputs = [
-        replace(spec, arg=TensorArgument(node.name)) if isinstance(spec.arg, TensorArgument) else spec
+        # A number of the model, such as a size that depends on data, is a node too. Only constants are not.
+        replace(spec, arg=replace(spec.arg, name=node.name)) if isinstance(node, Node) else spec
         for spec, node in zip(signature.output_specs, results, strict=True)
     ]
     state = {name: tensor for name, tensor in program.state_dict.items() if name in used}

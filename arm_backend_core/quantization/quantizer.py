@@ -24,6 +24,7 @@ from arm_backend_core.aten.mask_constants import bound_masks, rewrite_extreme_co
 from arm_backend_core.aten.masked_rows import zero_masked_rows
 from arm_backend_core.aten.matmul_to_linear import convert_matmuls_to_linear
 from arm_backend_core.aten.scatter_add import rewrite_scatter_adds
+from arm_backend_core.aten.scatter_chains import resolve_scatter_chains
 from arm_backend_core.errors import ModelError
 from arm_backend_core.graph_edits import eliminate_dead_code
 from arm_backend_core.nodes import constant_nodes, describe_node, is_float, modules_of
@@ -125,6 +126,7 @@ class ArmQuantizer(Quantizer):
         layer_norms_to_group_norms(model)
         hardware = TrackedHardware.of(self.compile_spec.target.hardware)
         rewrite_scatter_adds(model, hardware, quantized=True)
+        resolve_scatter_chains(model)
         decompose(model, quantized=True)
         reduce_ranks(model)
         fold_constant_weights(model)

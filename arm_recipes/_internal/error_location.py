@@ -24,8 +24,8 @@ _STATIC_SHAPES = (
     "shapes and branches must not depend on the values of tensors: use torch.where, a mask, or a fixed number of "
     "elements (topk)"
 )
-#: PyTorch's name of a number that depends on data, such as "u0". Users do not know these names.
-_UNBACKED_SYMBOL = re.compile(r"\bu\d+\b")
+#: PyTorch's name of a number that depends on data, such as "u0" or "zuf0". Users do not know these names.
+_UNBACKED_SYMBOL = re.compile(r"\b(u|zuf)\d+\b")
 _PAD_SEQUENCES = (
     "packed sequences have sizes that depend on the lengths: run the layer on the padded batch, and select the output "
     "of each sequence's last step, y[torch.arange(n), lengths - 1]"
@@ -34,6 +34,7 @@ _PAD_SEQUENCES = (
 _ADVICE_BY_SUBSTRING = {
     "data-dependent": _STATIC_SHAPES,
     "unbacked symbol": _STATIC_SHAPES,
+    "finite upper bound for symbolic expression": _STATIC_SHAPES,
     "Missing out variants": "ExecuTorch cannot emit the operator: use another one",
 }
 

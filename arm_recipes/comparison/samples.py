@@ -59,7 +59,7 @@ def prepare_samples(
     if is_loader:
         rebatched = list(rebatch(converted, input_signature))
         if metric is not None:
-            _check_batches_unchanged(converted, rebatched)
+            check_batches_unchanged(converted, rebatched)
         converted = rebatched
     labels = _resolve_labels(samples, originals, arity, labels, metric)
     inputs, normalized = [], []
@@ -74,7 +74,7 @@ def prepare_samples(
     )
 
 
-def _check_batches_unchanged(batches: Sequence[Inputs], rebatched: Sequence[Inputs]) -> None:
+def check_batches_unchanged(batches: Sequence[Inputs], rebatched: Sequence[Inputs]) -> None:
     """Check that a metric gets the outputs of the items of each batch, and no others.
 
     Raises:

@@ -18,8 +18,10 @@ def check_outputs(method: str, program: ExportedProgram) -> None:
     """Check that an ExecuTorch program can return the model's outputs.
 
     Raises:
-        ExportError: an output is a string, or no output is a tensor and the program writes no buffer.
+        ExportError: an output is a string or a complex tensor, or no output is a tensor and the program writes no
+            buffer.
     """
+    _reject_complex_outputs(method, program)
     outputs = [spec.arg for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
     for index, value in enumerate(outputs):
         if isinstance(value, ConstantArgument) and isinstance(value.value, str):
@@ -29,6 +31,25 @@ def check_outputs(method: str, program: ExportedProgram) -> None:
             )
     if not any(isinstance(value, TensorArgument) for value in outputs) and not mutated_buffers(program):
         raise ExportError(f"'{method}' returns no tensor, so there is nothing to compile; return at least one tensor")
+
+
+def _reject_complex_outputs(method: str, program: ExportedProgram) -> None:
+    """Refuse complex results: programs compute real and imaginary parts, and ExecuTorch cannot join them."""
+    from arm_backend_core.nodes import is_complex, source_line
+
+    results = torch.utils._pytree.tree_leaves(program.graph.output_node().args[0])
+    index = 0
+    for spec, node in zip(program.graph_signature.output_specs, results, strict=True):
+        is_result = spec.kind is OutputKind.USER_OUTPUT
+        if isinstance(node, torch.fx.Node) and is_complex(node) and node.op != "placeholder":
+            dtype, line = str(node.meta["val"].dtype).removeprefix("torch."), source_line(node)
+            subject = f"output {index} of '{method}'" if is_result else f"the new value of '{spec.target}'"
+            remedy = "return torch.view_as_real(y)" if is_result else "store torch.view_as_real(x) in the buffer"
+            raise ExportError(
+                f"{subject} is a {dtype} tensor{line and f' ({line})'}: ExecuTorch has no kernel that joins the real "
+                f"and imaginary parts; {remedy}, of shape [..., 2], and call torch.view_as_complex on the result"
+            )
+        index += is_result
 
 
 def make_tensor_infos(

@@ -16,12 +16,11 @@ from torch.export import ExportedProgram
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.data import DataLoader
 
-from arm_backend_core.scalar_kind import ScalarKind, kind_of
-from arm_recipes._internal.conversions import describe_tensor
 from arm_recipes._internal.file_kinds import STATE_DICT
 from arm_recipes._internal.files import check_saved_program
 from arm_recipes.samples.call_inputs import Inputs, InputSignature, as_inputs, rebatch
 from arm_recipes.samples.operand_dtypes import check_operand_dtypes
+from arm_recipes.samples.optional_labels import optional_input_notes, reject_optional_label
 from arm_recipes.samples.quantized_models import reject_quantized_model
 
 Model = torch.nn.Module | ExportedProgram
@@ -110,8 +109,13 @@ def _load_program(path: str | Path) -> ExportedProgram:
         ) from error
 
 
-def examples_by_method(samples: Any, models: Mapping[str, Model]) -> Examples:
+def examples_by_method(samples: Any, models: Mapping[str, Model], *, from_loader: bool = False) -> Examples:
     """Return the samples by method, as ``Inputs``. Without samples, an exported program uses its example inputs.
+
+    Args:
+        samples: the argument ``samples``.
+        models: models by method.
+        from_loader: whether a ``DataLoader`` gave the samples, although they are another iterable.
 
     Raises:
         ValueError: a method has no samples, or a sample is not a valid model input.
@@ -125,25 +129,28 @@ def examples_by_method(samples: Any, models: Mapping[str, Model]) -> Examples:
     if unknown:
         hint = f"; keyword inputs go into a list: [{{'{unknown[0]}': ...}}]" if len(models) == 1 else ""
         raise ValueError(f"samples: no method '{unknown[0]}' in the model; it has {_quote_names(models)}{hint}")
-    return {method: _normalize_examples(method, model, by_method.get(method)) for method, model in models.items()}
+    return {
+        method: _normalize_examples(method, model, by_method.get(method), from_loader)
+        for method, model in models.items()
+    }
 
 
 def _quote_names(models: Mapping[str, Model]) -> str:
     return ", ".join(f"'{method}'" for method in models)
 
 
-def _normalize_examples(method: str, model: Model, method_samples: Any) -> list[Inputs]:
+def _normalize_examples(method: str, model: Model, method_samples: Any, from_loader: bool) -> list[Inputs]:
     if method_samples is None and isinstance(model, ExportedProgram) and model.example_inputs is not None:
         args, kwargs = model.example_inputs
         method_samples = [Inputs(*args, **kwargs)]
     if method_samples is None:
         raise ValueError(f"samples is missing for method '{method}': give a list of input tuples, [(x,)]")
-    is_loader = isinstance(method_samples, DataLoader)
+    is_loader = from_loader or isinstance(method_samples, DataLoader)
     samples = to_sample_list(method, method_samples)
     if is_loader:
         samples = [without_labels(model, sample) for sample in samples]
         for sample in samples[:1]:
-            _reject_optional_label(model, sample, f" of method '{method}'")
+            reject_optional_label(model, sample, f" of method '{method}'")
     if not samples:
         raise ValueError(f"samples of method '{method}' is empty: give a list of input tuples, [(x,)]")
     suffix = f" of method '{method}'"
@@ -211,32 +218,6 @@ def without_labels(model: Model, sample: Any) -> Any:
     return sample[: sum(parameter.kind in positional for parameter in parameters)]
 
 
-def _reject_optional_label(model: Model, sample: Any, suffix: str) -> None:
-    """Refuse a batch of a ``DataLoader`` whose integers, one per item, would become an optional input of the model.
-
-    Such integers may be labels or an input, such as the lengths of sequences.
-
-    Raises:
-        ValueError: there are such integers.
-    """
-    if isinstance(model, ExportedProgram) or not isinstance(sample, (tuple, list)) or isinstance(sample, Inputs):
-        return
-    parameters = inspect.signature(model.forward).parameters.values()
-    for index, (value, parameter) in enumerate(zip(sample, parameters, strict=False)):
-        is_optional = parameter.default is not parameter.empty and index > 0
-        if not is_optional or not isinstance(value, torch.Tensor) or value.dim() > 1:
-            continue
-        if kind_of(value.dtype) is ScalarKind.INTEGER:
-            described = describe_tensor(str(value.dtype).removeprefix("torch."), value.shape)
-            inputs = "(batch[0],)" if index == 1 else f"batch[:{index}]"
-            raise ValueError(
-                f"samples{suffix}: item {index} of the DataLoader's batches is {described}, which may be labels or the "
-                f"optional input '{parameter.name}' of the model. If labels, leave them out: [{inputs} for batch in "
-                f"loader]; labels=[...] measures the accuracy with them. If inputs, pass a list of the batches: "
-                "[tuple(batch) for batch in loader]"
-            )
-
-
 def resolve_loaders(samples: Any) -> Any:
     """Replace each function that returns a ``DataLoader`` by that loader. A dict of methods is resolved per method.
 
@@ -252,6 +233,8 @@ def resolve_loaders(samples: Any) -> Any:
 
 def batch_size_notes(samples: Any, models: Mapping[str, Model], examples: Examples) -> list[str]:
     """Return notes on methods that are captured with the batch size of a ``DataLoader`` or of a bare tensor.
+
+    A note is added if items of a ``DataLoader`` that may be labels are inputs of the model.
 
     An ``ExportedProgram`` gets no note, because its batch size is fixed. A method with other samples, such as a list,
     gets no note either, because the user chose their batch size.
@@ -271,6 +254,7 @@ def batch_size_notes(samples: Any, models: Mapping[str, Model], examples: Exampl
             notes += _bare_tensor_notes(method, loader)
         if not isinstance(loader, DataLoader):
             continue
+        notes += optional_input_notes(method, model, examples[method][0])
         size = _batch_size(loader, examples[method][0])
         if size > 1:
             notes.append(

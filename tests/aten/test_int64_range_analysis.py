@@ -81,6 +81,15 @@ def _infer(function: Callable[..., Any], *intervals: tuple[int, int]) -> tuple[N
         (lambda x, y: aten.bitwise_right_shift.Tensor(x, aten.abs.default(y)), (-10, 5)),
         (lambda x, y: aten.__lshift__.Scalar(x, 4), (-160, 80)),
         (lambda x, y: aten.bitwise_left_shift.Tensor(x, y), (-1280, 640)),
+        # Negative bits: a left shift gives 0, a right shift the sign. So do as many bits as the type has.
+        (lambda x, y: aten.bitwise_left_shift.Tensor(aten.clamp.default(x, 3), y), (0, 640)),
+        (lambda x, y: aten.bitwise_left_shift.Tensor(aten.clamp.default(x, 3), aten.mul.Tensor(y, 0)), (3, 5)),
+        (
+            lambda x, y: aten.bitwise_right_shift.Tensor(aten.clamp.default(x, 3), aten.clamp.default(y, None, 0)),
+            (0, 5),
+        ),
+        (lambda x, y: aten.bitwise_right_shift.Tensor(aten.clamp.default(x, None, -3), y), (-10, -1)),
+        (lambda x, y: aten.__lshift__.Scalar(aten.clamp.default(x, 3), 64), (0, 5 << 64)),
         (lambda x, y: aten.gcd.default(x, y), INT64),
     ],
 )

@@ -754,6 +754,16 @@ LOGICAL = [
         lambda x: x >> torch.arange(32, dtype=torch.int32),
         [Input((64, 32), -(2**31), 2**31 - 1, torch.int32)],
     ),
+    *(
+        Case(
+            f"{name}_by_any_{str(dtype).removeprefix('torch.')}",
+            function,
+            [Input((2, 64), -100, 100, dtype), Input((64,), -40, 70, dtype)],
+            refused={"u55": "a shift that does not round"} if name == "right_shift" else {},
+        )
+        for name, function in {"left_shift": torch.bitwise_left_shift, "right_shift": torch.bitwise_right_shift}.items()
+        for dtype in (torch.int8, torch.int16, torch.int32)
+    ),
     Case("last_bits_of_all", lambda x: x & 1023, [Input((64, 32), -(2**31), 2**31 - 1, torch.int32)]),
     *(
         Case(f"{name}_of_ints", function, [Input((4, 7), -(2**31) + 1, 2**31 - 1, torch.int32)] * 2)

@@ -396,6 +396,10 @@ def test_an_exception_of_the_calibration_data_is_named_with_its_line() -> None:
     [
         (lambda x: (x, "name"), r"output 1 of 'forward' is 'name' \(str\): a program returns tensors"),
         (lambda x: 3, "'forward' returns no tensor"),
+        (
+            lambda x: (x, {"spectrum": torch.fft.rfft(x)}),
+            r"output 1 of 'forward' is a complex64 tensor \(.*test_export.py:\d+\): .* torch.view_as_real\(y\)",
+        ),
     ],
 )
 def test_outputs_that_are_not_tensors_are_refused(value: Any, message: str) -> None:
@@ -405,6 +409,35 @@ def test_outputs_that_are_not_tensors_are_refused(value: Any, message: str) -> N
 
     with pytest.raises(ExportError, match=message):
         export(Returning().eval(), get(FP), vectors(1))
+
+
+class _Count(nn.Module):
+    """Returns a size that depends on data, and the result of a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, int]:
+        """Count the positive results."""
+        y = self.layer(x)
+        return y, (y > 0).nonzero().shape[0] * 2
+
+
+def test_a_size_that_depends_on_data_may_be_an_output() -> None:
+    model = _Count().eval()
+    result = export(model, get(INT8), [(torch.ones(2, 8),), (-torch.ones(2, 8),)])
+    y, count = result.run(torch.ones(2, 8))
+    assert count == 2 * int((y > 0).sum())
+
+
+def test_a_size_computed_from_floats_is_refused() -> None:
+    class Range(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.arange(int(x.abs().sum().item()))
+
+    with pytest.raises(ExportError, match=r"aten.arange.* \(.*test_export.py:\d+\): a size depends on data"):
+        export(Range().eval(), get(FP), vectors(1))
 
 
 def _with_caught_exception(x: Tensor) -> Tensor:

@@ -334,27 +334,6 @@ def test_a_data_loader_as_example_inputs() -> None:
     assert result.report.methods[0].quantization.samples == 3
 
 
-class _Optional(torch.nn.Module):
-    """A model with an optional input."""
-
-    def forward(self, x: Tensor, offset: Tensor | None = None) -> Tensor:
-        """Add the offset, one number per item."""
-        return x * 2 if offset is None else x * 2 + offset.reshape(-1, 1)
-
-
-def test_integers_of_a_loader_that_may_be_labels_or_an_input_are_refused() -> None:
-    recipe, x = ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), torch.rand(4, 3)
-    loader = DataLoader(TensorDataset(x, torch.arange(4)), batch_size=2)
-    with pytest.raises(ValueError, match=r"item 1 of the DataLoader's batches is int64\[2\].*optional input 'offset'"):
-        export(_Optional().eval(), recipe, loader)
-    without = export(_Optional().eval(), recipe, [(batch[0],) for batch in loader])
-    assert [tensor.name for tensor in without.inputs] == ["x"]
-    both = export(_Optional().eval(), recipe, [tuple(batch) for batch in loader])
-    assert [tensor.name for tensor in both.inputs] == ["x", "offset"]
-    floats = DataLoader(TensorDataset(x, torch.rand(4)), batch_size=2)
-    assert [tensor.name for tensor in export(_Optional().eval(), recipe, floats).inputs] == ["x", "offset"]
-
-
 def _loader(batch: int | None = 32, **options: Any) -> DataLoader[Any]:
     return DataLoader(TensorDataset(torch.rand(70, 3), torch.arange(70)), batch_size=batch, **options)
 
@@ -440,6 +419,22 @@ def test_sweeps_and_qat_warn_about_batches() -> None:
         with pytest.warns(ArmRecipesWarning, match="batch size 32"):
             assert "batch size 32" in prepared.export().report.notes[0]
         assert not [note for note in prepared.export(torch.rand(1, 3)).report.notes if "batch" in note]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_sweeps_rebatch_a_loader() -> None:
+    """70 items in batches of 32 are 2 batches, and a batch of 6 items that is filled up."""
+    _, originals, examples, _ = capture_model(nn.Linear(3, 2), _loader(shuffle=True), "sweep")
+    assert [sample[0].shape[0] for sample in examples] == [32, 32, 32]
+    assert len(originals) == 3
+    images: DataLoader[Any] = DataLoader(torch.rand(7, 3), batch_size=4)  # type: ignore[arg-type]
+    assert len(capture_model(nn.Linear(3, 2), images, "tune")[2]) == 2
+    with pytest.raises(ValueError, match="metric: a batch of the DataLoader, such as the last one, is smaller"):
+        capture_model(nn.Linear(3, 2), _loader(), "tune", lambda outputs, sample: 1.0)
+    loader = _loader(35)
+    _, originals, examples, _ = capture_model(nn.Linear(3, 2), loader, "tune", lambda outputs, sample: 1.0)
+    assert [len(batch) for batch in originals] == [2, 2]
+    assert [len(sample) for sample in examples] == [1, 1]
 
 
 def test_rebatch_keeps_inputs_without_a_batch_dimension() -> None:

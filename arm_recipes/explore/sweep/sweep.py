@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from torch.export import ExportedProgram
+from torch.utils.data import DataLoader
 
 from arm_backend_core.errors import ArmBackendError
 from arm_recipes._internal.compile_lock import compile_lock
@@ -16,6 +17,7 @@ from arm_recipes._internal.parallel import starmap_unordered
 from arm_recipes._internal.renamed_arguments import reject_renamed_arguments
 from arm_recipes._internal.tracebacks import shorten_tracebacks
 from arm_recipes.comparison.accuracy import Evaluator, check_metric
+from arm_recipes.comparison.samples import check_batches_unchanged
 from arm_recipes.explore.sweep.compile_worker import cache_key, compile_delegates
 from arm_recipes.explore.sweep.configurations import SweepConfiguration, list_configurations, split_recipes
 from arm_recipes.explore.sweep.cortex_m_configurations import list_cortex_m_configurations, make_rows
@@ -27,7 +29,7 @@ from arm_recipes.explore.sweep.rows import ProgramEstimates, Row
 from arm_recipes.recipe_types import ArmRecipeType
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.samples import export_arguments
-from arm_recipes.samples.call_inputs import Inputs
+from arm_recipes.samples.call_inputs import Inputs, as_inputs
 from arm_recipes.samples.export_arguments import check_order
 from arm_recipes.stages.capture.capture import Capture
 from arm_recipes.types import Metric, Model, Samples
@@ -69,9 +71,9 @@ def sweep(
         model: as for ``export``; one method.
         recipes: Ethos-U recipes and CORTEX_M_INT8, as members of ``ArmRecipeType`` or names. None selects the int8
             recipes of Ethos-U, and CORTEX_M_INT8 if ``cpus`` is given.
-        samples: as for ``export``; all samples have the same shape. They measure the accuracy. They also calibrate,
-            unless ``calibration_samples`` is given. A sample may have extra elements after the inputs, such as labels.
-            The metric receives the whole sample.
+        samples: as for ``export``; all samples have the same shape, except for the batches of a ``DataLoader``. They
+            measure the accuracy. They also calibrate, unless ``calibration_samples`` is given. A sample may have extra
+            elements after the inputs, such as labels. The metric receives the whole sample.
         macs: MACs per cycle to combine; by default all that Vela supports for the NPU.
         system_configs: system configurations to combine. They describe clock, memories and bandwidth. The default is
             the recipe's; "all" selects all of the ``.ini`` file.
@@ -122,7 +124,7 @@ def sweep(
     store = ResultStore(cache_dir)
     progress_bars = _ProgressBars(progress)
     with suppress_warnings():
-        program, originals, examples, notes = capture_model(model, samples, "sweep")
+        program, originals, examples, notes = capture_model(model, samples, "sweep", metric)
         lowered, quantized = _lower_all(program, examples, requested)
         evaluator = Evaluator(program, examples, originals, metric)
         runner = ProgramRunner(examples, store, progress_bars.track_samples)
@@ -141,14 +143,26 @@ def sweep(
     return Sweep((*rows, *cpu_rows), evaluator.metric_name, (*notes, *accuracy_notes, *cpu_notes))
 
 
-def capture_model(model: Any, samples: Any, caller: str) -> tuple[ExportedProgram, list[Any], list[Inputs], list[str]]:
-    """Capture a model of one method; ``caller`` is the name of the function in messages.
+def capture_model(
+    model: Any, samples: Any, caller: str, metric: Metric | None = None
+) -> tuple[ExportedProgram, list[Any], list[Inputs], list[str]]:
+    """Capture a model of one method.
+
+    The batches of a ``DataLoader`` get the batch size of the first one, as in ``export``.
+
+    Args:
+        model: the argument ``model``.
+        samples: the argument ``samples``.
+        caller: name of the function in messages.
+        metric: metric that gets the samples as the user passed them.
 
     Returns:
-        The program, the samples as the user passed them, the samples in the form of the model's inputs, and notes.
+        The program, the samples as the user passed them (rebatched, if they are batches and there is no metric), the
+        samples in the form of the model's inputs, and notes.
 
     Raises:
-        ValueError: the model has several methods or dynamic shapes, or the samples are missing or do not fit the model.
+        ValueError: the model has several methods or dynamic shapes, the samples are missing or do not fit the model, or
+            ``metric`` would get the outputs of batches that are split, joined or filled up.
         TypeError: ``model`` has the wrong type.
         ExportError: the model cannot be captured.
     """
@@ -158,11 +172,7 @@ def capture_model(model: Any, samples: Any, caller: str) -> tuple[ExportedProgra
     models = {METHOD: next(iter(models.values()))}
     export_arguments.reject_dynamic_shapes(models, None)
     samples = export_arguments.resolve_loaders(samples)
-    originals = None if samples is None else export_arguments.to_sample_list(METHOD, samples)
-    without_labels = (
-        None if originals is None else [export_arguments.without_labels(models[METHOD], sample) for sample in originals]
-    )
-    examples = export_arguments.examples_by_method(without_labels, models)[METHOD]
+    originals, examples = _prepare_samples(models, samples, metric)
     capture = Capture(None)
     notes = export_arguments.batch_size_notes({METHOD: samples}, models, {METHOD: examples})
     with compile_lock(), export_arguments.evaluation_mode(models) as training:
@@ -174,7 +184,25 @@ def capture_model(model: Any, samples: Any, caller: str) -> tuple[ExportedProgra
         program = module if isinstance(module, ExportedProgram) else capture(METHOD, module, examples[0], None)
         if program is module:
             capture.warn_about_training_behavior(METHOD, program, captured_by_user=True)
-    return program, list(examples) if originals is None else originals, examples, [*notes, *capture.notes]
+    return program, originals, examples, [*notes, *capture.notes]
+
+
+def _prepare_samples(models: Mapping[str, Any], samples: Any, metric: Metric | None) -> tuple[list[Any], list[Inputs]]:
+    """Return the samples as the user passed them, and in the form of the model's inputs; see ``capture_model``."""
+    if samples is None:
+        examples = export_arguments.examples_by_method(None, models)[METHOD]
+        return list(examples), examples
+    originals = export_arguments.to_sample_list(METHOD, samples)
+    without_labels = [export_arguments.without_labels(models[METHOD], sample) for sample in originals]
+    if not isinstance(samples, DataLoader):
+        return originals, export_arguments.examples_by_method(without_labels, models)[METHOD]
+    # An iterator, because bare tensors in a list are ambiguous; those of a DataLoader are batches.
+    examples = export_arguments.examples_by_method(iter(originals), models, from_loader=True)[METHOD]
+    if metric is None:
+        return list(examples), examples
+    batches = [as_inputs(sample, f"samples[{index}]") for index, sample in enumerate(without_labels)]
+    check_batches_unchanged(batches, examples)
+    return originals, examples
 
 
 def _lower_all(

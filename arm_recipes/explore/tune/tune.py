@@ -105,7 +105,7 @@ def tune(
     precisions = _candidate_precisions(recipe, candidate_precisions, budget)
     store = ResultStore(cache_dir)
     with suppress_warnings():
-        program, originals, examples, notes = capture_model(model, samples, "tune")
+        program, originals, examples, notes = capture_model(model, samples, "tune", metric)
         split = split_samples(program, recipe, examples, originals, test_samples, metric)
         evaluator = PlanEvaluator(program, recipe, precisions[0], split, store)
         search = _PrecisionSearch(evaluator, precisions, budget, min_metric, max_drop, progress)

@@ -1,0 +1,113 @@
+"""Writes into all slices of a tensor, one after the other, become a concatenation of the slices.
+
+``c[..., 0] = c[..., 0] / width; c[..., 1] = c[..., 1] / height`` is a chain of scatters. After the first write, a
+tensor holds pixels of one channel and fractions of the other, which one scale cannot represent: normalized coordinates
+of images of 1024 x 768 pixels had an SQNR of -2 dB in INT8 and of 27 dB in A16W8. The prompt encoder of Segment
+Anything has this form. Without the tensors between the writes, the SQNR is 44 and 81 dB.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch.fx import GraphModule, Node
+
+from arm_backend_core.graph_edits import insert_call, replace_node
+from arm_backend_core.nodes import is_float
+
+aten = torch.ops.aten
+_READS = (aten.select.int, aten.slice.Tensor)
+_WRITES = (aten.select_scatter.default, aten.slice_scatter.default)
+#: Maximum number of operands of the concatenation per write. Writes of every second element would have one per element.
+_MAX_PIECES_PER_WRITE = 4
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The positions along one dimension that a node reads or writes."""
+
+    dim: int
+    positions: range
+
+
+def resolve_scatter_chains(module: GraphModule) -> None:
+    """Let slices read the tensor from before writes to other slices, and replace chains that write all slices."""
+    calls = [node for node in module.graph.nodes if node.op == "call_function" and is_float(node)]
+    for node in calls:
+        if node.target in _READS:
+            _skip_writes(node)
+    for node in reversed(calls):  # the last write of a chain first: it makes the others dead
+        if node.target in _WRITES and node.users:
+            _replace_by_concatenation(node)
+        elif node.target in _WRITES:
+            module.graph.erase_node(node)
+
+
+def _skip_writes(node: Node) -> None:
+    """Let a slice read the tensor from before the writes to other slices."""
+    part, source = _part(node), node.args[0]
+    while part is not None and isinstance(source, Node) and source.target in _WRITES:
+        written = _part(source)
+        if written is None or written.dim != part.dim or not set(written.positions).isdisjoint(part.positions):
+            break
+        source = source.args[0]
+    node.update_arg(0, source)
+
+
+def _replace_by_concatenation(node: Node) -> None:
+    """Replace ``node`` by a concatenation, if it and the writes before it write all positions of one dimension."""
+    last = _part(node)
+    if last is None or len(last.positions) == node.meta["val"].shape[last.dim]:
+        return
+    writers: dict[int, tuple[Node, int]] = {}  # position -> the last write to it, and the position in what it writes
+    write: Any = node
+    while isinstance(write, Node) and write.target in _WRITES:
+        part, source = _part(write), cast(Node, write.args[1])
+        if part is None or part.dim != last.dim or source.meta["val"].dtype is not node.meta["val"].dtype:
+            break
+        for index, position in enumerate(part.positions):
+            writers.setdefault(position, (write, index))
+        write = write.args[0]
+    if len(writers) < node.meta["val"].shape[last.dim]:
+        return
+    pieces: list[tuple[Node, int, int]] = []  # write, start and end in what it writes
+    for position in range(len(writers)):
+        write, index = writers[position]
+        if pieces and pieces[-1][0] is write and pieces[-1][2] == index:
+            pieces[-1] = (*pieces[-1][:2], index + 1)
+        else:
+            pieces.append((write, index, index + 1))
+    if len(pieces) > _MAX_PIECES_PER_WRITE * len({write for write, *_ in pieces}):
+        return
+    with node.graph.inserting_before(node):
+        operands = [_written_slice(node, *piece, last.dim) for piece in pieces]
+        result = node.graph.call_function(aten.cat.default, (operands, last.dim))
+    result.meta = dict(node.meta)
+    replace_node(node, result)
+
+
+def _written_slice(origin: Node, write: Node, start: int, end: int, dim: int) -> Node:
+    """Insert the slice of what ``write`` writes."""
+    source = cast(Node, write.args[1])
+    if write.target is aten.select_scatter.default:
+        return insert_call(origin, aten.unsqueeze.default, source, dim)
+    if end - start == source.meta["val"].shape[dim]:
+        return source
+    return insert_call(origin, aten.slice.Tensor, source, dim, start, end)
+
+
+def _part(node: Node) -> _Part | None:
+    """The positions that ``node`` reads or writes; None if they are not known at compile time, or none."""
+    shape = cast(Node, node.args[0]).meta["val"].shape
+    arguments: tuple[Any, ...] = node.args[2 if node.target in _WRITES else 1 :]
+    if node.kwargs or 0 in shape or not shape or not all(x is None or isinstance(x, int) for x in (*arguments, *shape)):
+        return None
+    defaults: tuple[Any, ...] = (0, None, None, None)
+    dim, start, end, step = (*arguments, *defaults[len(arguments) :])
+    dim, positions = dim % len(shape), range(shape[dim])
+    if node.target in (aten.select.int, aten.select_scatter.default):
+        return _Part(dim, range(positions[start], positions[start] + 1))
+    positions = positions[start:end:step]
+    return _Part(dim, positions) if positions else None

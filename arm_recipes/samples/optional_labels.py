@@ -1,0 +1,73 @@
+"""Labels of a ``DataLoader`` that would become an optional input of the model: ``forward(x, labels=None)``.
+
+The batches of a ``DataLoader`` are usually (inputs, labels). A required parameter shows that the second item is an
+input, an optional one does not. Numbers of integer and boolean type, one per item, are refused, because both is
+possible. Floats of this shape are passed, with a note. Items of other shapes are inputs, unless the parameter is named
+after labels.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from arm_backend_core.scalar_kind import INTEGER_OR_BOOL, ScalarKind, kind_of
+from arm_recipes._internal.conversions import describe_tensor
+from arm_recipes.samples.call_inputs import Inputs
+
+#: Names of parameters that are labels, whatever their dtype and shape. With them, a model computes its loss.
+_LABEL_NAMES = frozenset({"label", "labels", "target", "targets"})
+
+
+def reject_optional_label(model: Any, sample: Any, suffix: str) -> None:
+    """Refuse a batch of a ``DataLoader`` with an item that may be labels or an optional input of the model.
+
+    Raises:
+        ValueError: the item holds one integer or boolean per item of the batch, such as labels or the lengths of
+            sequences; or the parameter is named after labels.
+    """
+    for index, value, name in _optional_tensors(model, sample):
+        is_number_per_item = kind_of(value.dtype) in INTEGER_OR_BOOL and _has_one_number_per_item(value)
+        if is_number_per_item or name in _LABEL_NAMES:
+            inputs = "(batch[0],)" if index == 1 else f"batch[:{index}]"
+            raise ValueError(
+                f"samples{suffix}: item {index} of the DataLoader's batches is {_describe(value)}, which may be labels "
+                f"or the optional input '{name}' of the model. If labels, leave them out: [{inputs} for batch in "
+                f"loader]; labels=[...] measures the accuracy with them. If inputs, pass a list of the batches: "
+                "[tuple(batch) for batch in loader]"
+            )
+
+
+def optional_input_notes(method: str, model: Any, sample: Any) -> Iterator[str]:
+    """Yield a note on each optional input of the model that gets one float per item of a ``DataLoader``'s batch."""
+    for index, value, name in _optional_tensors(model, sample):
+        if kind_of(value.dtype) is ScalarKind.FLOAT and _has_one_number_per_item(value):
+            inputs = "(batch[0],)" if index == 1 else f"batch[:{index}]"
+            yield (
+                f"item {index} of the DataLoader's batches, {_describe(value)}, is the optional input '{name}' of "
+                f"'{method}'; if it is the label, leave it out: [{inputs} for batch in loader]"
+            )
+
+
+def _optional_tensors(model: Any, sample: Any) -> Iterator[tuple[int, torch.Tensor, str]]:
+    """Yield (index, tensor, name of the parameter) of the tensors that become optional inputs."""
+    if isinstance(model, ExportedProgram) or not isinstance(sample, (tuple, list)):
+        return
+    if isinstance(sample, Inputs) and sample.keywords:
+        return
+    parameters = inspect.signature(model.forward).parameters.values()
+    for index, (value, parameter) in enumerate(zip(sample, parameters, strict=False)):
+        if parameter.default is not parameter.empty and index > 0 and isinstance(value, torch.Tensor):
+            yield index, value, parameter.name
+
+
+def _has_one_number_per_item(x: torch.Tensor) -> bool:
+    return x.dim() < 2 or (x.dim() == 2 and x.shape[1] == 1)
+
+
+def _describe(x: torch.Tensor) -> str:
+    return describe_tensor(str(x.dtype).removeprefix("torch."), x.shape)
