@@ -1,7 +1,8 @@
-"""int16 linear layers on a small Ethos-U85: the high and the low bytes of the input become two rows of int8.
+"""int16 linear layers on a small Ethos-U85: the high and the low bytes of the input become two int8 pixels.
 
 For a single pixel, Vela estimates four times as many cycles for int16 activations as for int8: 291,121 against 72,497
-for 1024 to 1000 channels on U85-256. Two rows of int8 cost as much as one, because the weights are read once.
+for 1024 to 1000 channels on U85-256. The two pixels are the rows of the activation matrix [2, C]. They cost as much as
+one, because the weights are read once.
 """
 
 from __future__ import annotations
@@ -14,18 +15,19 @@ from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer
 from arm_backend_core.tosa.vela_workarounds.copies import broadcast_constant
 
-#: Minimum number of weights. 128 to 128 channels take 5,242 cycles, and 3,812 with this rewrite. The largest NPU for
-#: which this rewrite applies has ``Hardware.slow_int16_macs`` MACs: with 512 MACs, 256 to 256 channels take 5,284
-#: cycles, and 6,601 with this rewrite.
+#: Minimum number of weights. 128 to 128 channels take 5,242 cycles, and 3,812 with this rewrite.
 _MIN_WEIGHTS = 1 << 14
 
 
 def split_int16_rows(op: Op, rewriter: Rewriter) -> Value | None:
-    """Rewrite an int16 CONV2D and its RESCALE bit-exactly to an int8 CONV2D on two rows.
+    """Rewrite an int16 CONV2D and its RESCALE bit-exactly to an int8 CONV2D on two pixels.
 
-    x = 256 * high + low with low in 0..255. The int8 rows are high and low - 128. Therefore, 128 times the sum of the
+    x = 256 * high + low with low in 0..255. The int8 pixels are high and low - 128. Therefore, 128 times the sum of the
     weights is added to the bias. Per-channel scales become a MUL of INT32 with a common shift, which rounds as RESCALE
-    does: (sum * multiplier + half) >> shift. The rewrite applies if INT32 holds the multipliers and, for any input, the
+    does: (sum * multiplier + half) >> shift.
+
+    The rewrite applies to large linear layers of one pixel on a small NPU (``_is_slow_in_int16``) with constant weights
+    and bias, whose only reader is a RESCALE that rounds once. INT32 must hold the multipliers and, for any input, the
     sums and the scaled sums.
     """
     b, conv = rewriter.builder, producer(op.inputs[0], "CONV2D")
@@ -44,13 +46,12 @@ def split_int16_rows(op: Op, rewriter: Rewriter) -> Value | None:
     if max(max_sums.max(), factors.max(), (max_sums * np.ldexp(1.0, -shift) * factors).max()) >= limit:
         return None
     x_int32 = b.rescale(x, DType.INT32, 1.0)
-    high = b.rescale(
-        b.sub(x_int32, broadcast_constant(x, 128, DType.INT32, b)), DType.INT8, 1 / 256
-    )  # rounds (x - 128) / 256
+    # RESCALE rounds half up: round((x - 128) / 256) = floor(x / 256), the high byte.
+    high = b.rescale(b.sub(x_int32, broadcast_constant(x, 128, DType.INT32, b)), DType.INT8, 1 / 256)
     low = b.rescale(b.sub(x_int32, b.rescale(high, DType.INT32, 256.0)), DType.INT8, 1.0, 0, -128)
     no_bias = b.const(np.zeros(1, np.int32), DType.INT32)
     sums = b.conv2d(b.concat([high, low], 2), weight, no_bias, pad=(0, 0, 0, 0), zps=(0, weight_zp))
-    upper, lower = (b.slice(sums, (0, 0, row, 0), op.output.shape) for row in range(2))
+    upper, lower = (b.slice(sums, (0, 0, pixel, 0), op.output.shape) for pixel in range(2))
     total = b.add(b.mul(upper, broadcast_constant(upper, 256, DType.INT32, b)), lower)
     total = b.add(total, b.const(np.broadcast_to(offsets, op.output.shape), DType.INT32))
     scaled = b.mul(total, b.const(np.broadcast_to(factors, op.output.shape), DType.INT32), shift=shift)
@@ -59,7 +60,7 @@ def split_int16_rows(op: Op, rewriter: Rewriter) -> Value | None:
 
 def _is_slow_in_int16(conv: Op, target: Target) -> bool:
     x, weight = conv.inputs[:2]
-    is_small_npu = 0 < (target.macs or 0) <= target.hardware.slow_int16_macs
+    is_small_npu = 0 < (target.macs or 0) <= target.hardware.max_macs_for_int16_split
     is_linear_layer = weight.shape[1:3] == (1, 1) and conv.output.shape[:3] == (1, 1, 1)
     return (
         is_small_npu

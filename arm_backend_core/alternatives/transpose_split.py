@@ -27,7 +27,7 @@ TransposePath = tuple[tuple[Layout, Layout], ...]
 def drop_unit_dimensions(graph: Graph, target: Target) -> None:
     """Drop dimensions of size 1 from TRANSPOSEs above rank 4 (U85 only).
 
-    The result is never more expensive, and other alternatives match it.
+    This never costs cycles. It runs before the alternatives, which therefore match TRANSPOSEs without these dimensions.
     """
     if target.hardware.transposes_any_rank and apply_once(graph, target, {"TRANSPOSE": [_drop_unit_dimensions_of]}):
         merge_reshapes(graph, target)
@@ -73,10 +73,10 @@ def _merge_axes(op: Op) -> TransposePath:
 
 
 def _split_into_sequence(op: Op) -> TransposePath | None:
-    """Return a sequence of TRANSPOSEs that each swap two of three dimensions.
+    """Return a sequence of TRANSPOSEs that each swap two of three dimensions, or the unchanged TRANSPOSE.
 
-    The sequence is equivalent to the TRANSPOSE on every NPU. ``plan_swaps`` optimizes it for U55 and U65. On U85, it is
-    only a candidate, and the cost model decides.
+    The first TRANSPOSE may have four dimensions. ``plan_swaps`` minimizes the cycles of U55 and U65. On U85 another
+    sequence may be cheaper, so this one is a candidate for the cost model.
     """
     x = op.inputs[0]
     return plan_swaps(x.shape, tuple(op.attrs["perms"]), x.dtype, x.shape)

@@ -22,8 +22,8 @@ from arm_backend_core.program import constants_of, drop_assertions, eliminate_de
 class Constants:
     """The constant nodes of a graph and their values.
 
-    Constant nodes are attributes (parameters, buffers) and ``tensors`` that the graph does not write, and operators
-    that depend only on these.
+    Constant nodes are attributes (parameters, buffers) that the graph does not write, the placeholders in ``tensors``,
+    and operators that depend only on these.
 
     Attributes:
         module: the module of the graph.
@@ -34,7 +34,8 @@ class Constants:
 
         Args:
             module: the module of the graph.
-            tensors: the values of placeholders that are parameters, buffers or lifted constants.
+            tensors: the values of placeholders that are parameters, buffers or lifted constants. The caller omits those
+                that the graph writes.
         """
         self.module = module
         self._values: dict[Node, Tensor] = dict(tensors or {})
@@ -94,10 +95,12 @@ def fold_constant_weights(module: GraphModule) -> None:
 
 
 def fold_constant_weights_of_program(program: ExportedProgram) -> None:
-    """Fold weights and biases that the program computes from parameters into parameters of the program.
+    """Fold weights and biases that the program computes from constants into parameters of the program.
 
-    ``torch.nn.utils.prune`` multiplies a weight by its mask in each call until ``prune.remove``. Quantization
-    algorithms find the product as a parameter, so the program does not depend on whether ``prune.remove`` was called.
+    Constants are parameters, buffers and lifted constants that the program does not write.
+
+    ``torch.nn.utils.prune`` multiplies a weight by its mask in each call until ``prune.remove``. After folding, the
+    product is a parameter, as after ``prune.remove``. The quantized program is therefore the same with and without it.
     """
     graph = program.graph
     unwritten = {node: tensor for node, tensor in constants_of(program).items() if not is_written(node)}

@@ -22,8 +22,8 @@ from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.registry import AnnotationKind
 
 aten = torch.ops.aten
-#: Key in the ``meta`` of a layer: the ``ChannelAffine`` that is folded into its weight and bias and applies after its
-#: batch norm, if it has one. Quantization-aware training with batch statistics needs it.
+#: Key in the ``meta`` of a layer: the ``ChannelAffine`` that was folded into its weight and bias. Quantization-aware
+#: training with batch statistics computes affine(batch_norm(conv(x))), so it applies the function after the batch norm.
 FOLDED_AFFINE = "arm_folded_affine"
 _CONVOLUTIONS = (
     *(aten.conv1d.default, aten.conv2d.default, aten.conv1d.padding, aten.conv2d.padding),
@@ -93,14 +93,14 @@ def fold_into_producer(constants: Constants, layer: Node, affine: ChannelAffine,
         return "its channels are not those of the layer before it"
     if kernel.shape[weight_axis] != result.shape[axis]:
         return "the transposed convolution before it has groups"
-    shift = None if bias is None else constants.value(bias)
-    if shift is not None and affine.gain is not None:
-        shift = shift * affine.gain
+    new_bias = None if bias is None else constants.value(bias)
+    if new_bias is not None and affine.gain is not None:
+        new_bias = new_bias * affine.gain
     if affine.offset is not None:
-        shift = affine.offset if shift is None else affine.offset + shift
+        new_bias = affine.offset if new_bias is None else affine.offset + new_bias
     shape = [-1 if i == weight_axis else 1 for i in range(kernel.dim())]
-    scaled = None if affine.gain is None else constants.value(weight) * affine.gain.reshape(shape)
-    _set_parameters(constants, layer, weight, scaled, shift)
+    new_weight = None if affine.gain is None else constants.value(weight) * affine.gain.reshape(shape)
+    _set_parameters(constants, layer, weight, new_weight, new_bias)
     return None
 
 
@@ -175,12 +175,12 @@ def fold_into_reader(constants: Constants, node: Node, layer: Node, affine: Chan
             f"its gains differ by more than a factor of {_MAX_GAIN_RATIO:g}: the int8 weights after it would lose bits"
         )
     value = constants.value(weight)
-    shift = None if bias is None else constants.value(bias)
+    new_bias = None if bias is None else constants.value(bias)
     if offset is not None:
         products = (value * _per_input(offset, node, kernel, arguments)).flatten(1).sum(1)
-        shift = products if shift is None else shift + products
-    scaled = None if gain is None else value * _per_input(gain, node, kernel, arguments)
-    _set_parameters(constants, layer, weight, scaled, shift)
+        new_bias = products if new_bias is None else new_bias + products
+    new_weight = None if gain is None else value * _per_input(gain, node, kernel, arguments)
+    _set_parameters(constants, layer, weight, new_weight, new_bias)
     return None
 
 

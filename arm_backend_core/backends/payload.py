@@ -71,7 +71,7 @@ class PlannedScratch:
         argument: index of an input, or number of inputs plus index of an output. The memory plan puts this tensor at
             its offset in the scratch, so that its address gives the address of the scratch.
         end: offset of the end of the scratch in the planned memory, in bytes. If the delegate is called several times,
-            the end of the last scratch.
+            each call has its own scratch, and this is the largest of their ends.
     """
 
     argument: int
@@ -121,10 +121,11 @@ def pack_io_block(tensors: Sequence[tuple[Sequence[int], int, int, int]]) -> byt
     Layout: number of tensors, then for each tensor its shape (6), element size, offset and region.
 
     Args:
-        tensors: (shape of rank 6, bytes per element, address, region).
+        tensors: (shape of rank 6, element size in bytes, offset in the region, region). Vela's offset 2^64 - 1 (not
+            allocated) is written as -1.
     """
     records = [
-        _IO_RECORD.pack(*shape, size, -1 if address == _UNALLOCATED else address, region)
-        for shape, size, address, region in tensors
+        _IO_RECORD.pack(*shape, size, -1 if offset == _UNALLOCATED else offset, region)
+        for shape, size, offset, region in tensors
     ]
     return struct.pack("<i", len(tensors)) + b"".join(records)

@@ -14,8 +14,8 @@ _Q31_ROUNDING = 1 << 30
 def quantize_multiplier(real: float) -> tuple[int, int]:
     """Represent a factor as (multiplier, shift): real = multiplier * 2^(shift - 31).
 
-    The multiplier has the sign of the factor. Its magnitude is in [2^30, 2^31 - 1], or 0 if that of the factor is below
-    2^-32. A positive shift is to the left.
+    The multiplier has the sign of the factor, and |multiplier| is in [2^30, 2^31 - 1]. Factors with |real| < 2^-32 give
+    (0, 0). A positive shift is to the left.
 
     Raises:
         ValueError: the factor is not finite, or its magnitude is 2^30 or larger: the kernels' shift is at most 30.

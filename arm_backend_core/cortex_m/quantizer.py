@@ -25,10 +25,12 @@ _PRODUCTS = (aten.matmul.default, aten.bmm.default, aten.mm.default)
 class CortexMQuantizer(ArmQuantizer):
     """Quantizes for a ``CortexMCompileSpec``.
 
-    Operators without a kernel stay in floating point. The kernels have no int16 tensors: arithmetic whose result other
-    targets keep in int16 (residual additions before layer normalization, states that accumulate) also stays in floating
-    point if an operator in floating point reads it. Otherwise it is int8, as are convolutions, matrix products and
-    recurrent layers in any case.
+    The kernels have no int16 tensors. Other targets keep some results in int16: residual additions before layer
+    normalization, states that accumulate. The precisions are
+
+    - floating point for an operator without a kernel,
+    - floating point for arithmetic with such a result, if an operator in floating point reads it,
+    - int8 for all other operators. Convolutions, matrix products and recurrent layers with a kernel are always int8.
     """
 
     spec_class = CortexMCompileSpec

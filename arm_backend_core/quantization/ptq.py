@@ -109,10 +109,10 @@ class ObservedProgram(torch.nn.Module):
         has_parameters: whether an operator reads a parameter.
         graph_module: the program's module; parameters and buffers are attributes.
         observers: by node for a result, by (source, reader) for an operand.
-        concat_scales: scales of concatenations; its ``apply`` runs after calibration.
+        concat_scales: scales of concatenations; the caller calls its ``apply`` between calibration and ``convert``.
         value_hooks: (node, callback) pairs; calibration calls the callback with each value of the node.
         original_values: values of attributes that an algorithm replaced, by name.
-        float_constants: original float values by constant name: of quantized constants, and of corrected float biases.
+        float_constants: values of quantized constants before quantization, of biases before bias correction; by name.
         ranges: minimum and maximum of each quantized tensor, by the name of its quantize operator.
         last_sample: the last sample, its results, and the buffers before it.
 
@@ -176,8 +176,7 @@ class ObservedProgram(torch.nn.Module):
             NonFiniteError: a result or a buffer may depend on NaN or an infinity; the message names sample and tensor.
         """
         ordered = {name: keywords[name] for name in self._in_spec.children()[1].context}
-        # A model may write into its inputs.
-        values = _clone_tensors(pytree.tree_leaves((args, ordered)))
+        values = _clone_tensors(pytree.tree_leaves((args, ordered)))  # a model may write into its inputs
         try:
             states = self._shared.states.values() if self._writes_buffers else ()
             self.last_sample = LastSample()  # frees the previous copy first: one copy at a time
@@ -189,11 +188,13 @@ class ObservedProgram(torch.nn.Module):
 
     @contextmanager
     def preserve_states(self) -> Iterator[None]:
-        """Restore the buffers of all programs when the block ends."""
+        """Restore the buffers of all programs when the block ends, also after an exception."""
         before = [(state, state.clone()) for state in self._shared.states.values()]
-        yield
-        for state, value in before:
-            state.copy_(value)
+        try:
+            yield
+        finally:
+            for state, value in before:
+                state.copy_(value)
 
     @property
     def output_specs(self) -> list[OutputSpec]:
@@ -231,7 +232,7 @@ class ObservedProgram(torch.nn.Module):
         self._mask_bounds.apply(self.observers)
 
     def _observe_untaken_branches(self) -> None:
-        """Calibrate the branches that no sample takes by forcing them on the last sample."""
+        """Calibrate the branches that no sample takes, with the last sample."""
         selects = [node for node in self.graph.nodes if BRANCH_SELECT in node.meta]
         sides = {(select, side) for select in selects for side in (True, False)}
         untaken = {branch for branch in sides if branch not in self._taken_branches}
@@ -239,7 +240,7 @@ class ObservedProgram(torch.nn.Module):
             which = f"the {'first' if side else 'second'} branch of a torch.cond{line and f' ({line})'}"
             note = f"no calibration sample takes {which}: calibrate with one that does"
             compilation_log.current_log().notes.append(note)
-        self._conditions = {}
+        self._conditions = {}  # computes all branches, and a select returns one that was not taken yet
         while self.sample_count and not sides <= self._taken_branches:
             self._observe(self.last_sample.inputs)
 
@@ -248,9 +249,8 @@ class ObservedProgram(torch.nn.Module):
         callbacks_by_node: dict[Node, dict[Callable[[Tensor], Any], None]] = {}
         for edge_or_node, observer in self.observers.items():
             if isinstance(observer, RangeObserver) and not (observer.is_constant and observer.count):
-                callbacks_by_node.setdefault(edge_or_node if isinstance(edge_or_node, Node) else edge_or_node[0], {})[
-                    observer
-                ] = None
+                node = edge_or_node if isinstance(edge_or_node, Node) else edge_or_node[0]
+                callbacks_by_node.setdefault(node, {})[observer] = None
         for node, hook in self.value_hooks:
             callbacks_by_node.setdefault(node, {})[hook] = None
         run = ObserverInterpreter(self.graph_module, callbacks_by_node, self._conditions, self._taken_branches)

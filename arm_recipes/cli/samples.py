@@ -169,7 +169,7 @@ def _import_function(source: str, argument: str) -> Callable[[], Any]:
 def check_returned_samples(samples: Any, input_signature: InputSignature, label: str) -> Any:
     """Check samples that a user's function returned.
 
-    Of a ``DataLoader``, checks only the first sample, with the batch size that the export gives it (``rebatch``).
+    A ``DataLoader`` is rebatched as in ``export``, and only its first sample is checked.
 
     Returns:
         the samples as a list, or the ``DataLoader``.
@@ -298,12 +298,16 @@ def _to_tensor(array: Array, input_info: TensorInfo, label: str) -> Any:
     array_kind, input_kind = kind_of(tensor.dtype), kind_of(dtype)
     if array_kind is ScalarKind.FLOAT and input_info.scale is not None and input_kind is ScalarKind.INTEGER:
         return input_info.quantize(tensor)
-    if array_kind is not input_kind or (
-        input_kind is ScalarKind.INTEGER and not torch.equal(tensor.to(dtype).to(tensor.dtype), tensor)
-    ):
+    if array_kind is not input_kind:
+        scaling = ", with the scaling used in training" if input_kind is ScalarKind.FLOAT else ""
         raise ValueError(
-            f"{label}: input '{input_info.name}' is {input_info.dtype}, the array {array.dtype}; convert it, with "
-            "the scaling used in training"
+            f"{label}: input '{input_info.name}' takes {input_kind.value} values ({input_info.dtype}), the array has "
+            f"{array.dtype}; convert it{scaling}"
+        )
+    if input_kind is ScalarKind.INTEGER and not torch.equal(tensor.to(dtype).to(tensor.dtype), tensor):
+        raise ValueError(
+            f"{label}: input '{input_info.name}' is {input_info.dtype}; the values of the array, from {array.min()} to "
+            f"{array.max()}, do not fit"
         )
     return tensor.to(dtype)
 

@@ -26,8 +26,8 @@ def add_command(commands: Commands) -> None:
     parser = commands.add_parser(
         "sweep",
         help="compile a model for many Ethos-U configurations and Cortex-M processors and compare them",
-        description="Compile a model for every combination of recipes, MACs, system configurations and memory modes, "
-        "and for Cortex-M processors.",
+        description="Compile a model for the combinations of recipes, MACs, system configurations and memory modes, "
+        "and with --cpu for Cortex-M processors.",
     )
     arguments.add_model(parser)
     arguments.add_samples(parser, "--samples", "samples to calibrate and measure with", default=arguments.MODEL_INPUTS)
@@ -50,7 +50,8 @@ def add_command(commands: Commands) -> None:
         dest="cpus",
         action="append",
         metavar="NAME[=MHZ]",
-        help="processor of CORTEX_M_INT8, such as cortex-m4=120; repeat for several; the clock gives the time",
+        help="processor of CORTEX_M_INT8, such as cortex-m4=120; repeat for several; with a clock, the table also "
+        "shows the time",
     )
     for name in _RECIPE_OPTIONS:
         arguments.add_option(parser, name)

@@ -61,7 +61,7 @@ def declare_functions(library: ctypes.CDLL) -> ctypes.CDLL:
         ("required_size", (pointer, ctypes.c_int32), size),
         ("free", (pointer,), None),
     ):
-        function = getattr(library, f"arm_npu_{name}")
+        function = getattr(library, f"ethosu_emulator_{name}")
         function.argtypes, function.restype = arguments, result
     return library
 

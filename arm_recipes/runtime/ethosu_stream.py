@@ -104,12 +104,12 @@ class EmulatedStream:
         self._shared_weights = _SharedWeights.for_source(source) if shared and hasattr(os, "memfd_create") else None
         own_weights = source.copy() if self._shared_weights is None else self._shared_weights.map_copy_on_write()
         limits, message = (ctypes.c_uint64 * REGIONS)(*sizes), Message()
-        self._program = library.arm_npu_load(
+        self._program = library.ethosu_emulator_load(
             commands, len(commands), own_weights.ctypes.data, limits, ctypes.byref(message)
         )
         if self._program is None:
             raise StreamError(message)
-        sizes[FAST_SCRATCH] = min(fast_scratch, library.arm_npu_required_size(self._program, FAST_SCRATCH))
+        sizes[FAST_SCRATCH] = min(fast_scratch, library.ethosu_emulator_required_size(self._program, FAST_SCRATCH))
         self.memory: list[Array] = [own_weights, *(np.zeros(size, np.uint8) for size in sizes[1:])]
         #: Whether two regions are the same memory. The access checker identifies memory by region, so it would miss
         #: conflicts between the two.
@@ -155,13 +155,13 @@ class EmulatedStream:
         Without the access checker, only operations and commands are counted. The other statistics are 0.
         """
         statistics_struct = ExecutionStatistics()
-        self._library.arm_npu_get_statistics(self._program, ctypes.byref(statistics_struct))
+        self._library.ethosu_emulator_get_statistics(self._program, ctypes.byref(statistics_struct))
         return statistics_struct
 
     def operations(self) -> Iterator[Operation]:
         """Yield all operations, with their statistics in the last execution (see ``statistics``)."""
         operation, index = Operation(), 0
-        while self._library.arm_npu_get_operation(self._program, index, ctypes.byref(operation)) == 0:
+        while self._library.ethosu_emulator_get_operation(self._program, index, ctypes.byref(operation)) == 0:
             yield operation
             operation, index = Operation(), index + 1
 
@@ -181,7 +181,7 @@ class EmulatedStream:
 
     def close(self) -> None:
         """Release the loaded stream."""
-        self._library.arm_npu_free(self._program)
+        self._library.ethosu_emulator_free(self._program)
 
     def _read_result(self, index: int, operation: Operation) -> Array:
         import numpy as np
@@ -190,7 +190,7 @@ class EmulatedStream:
             return np.empty(0, np.uint8)
         dtype = np.dtype(f"{'i' if operation.is_signed else 'u'}{operation.element_size}")
         result = np.empty(tuple(operation.shape), dtype)
-        if self._library.arm_npu_copy_output(self._program, index, result.ctypes.data, result.nbytes) != 0:
+        if self._library.ethosu_emulator_copy_output(self._program, index, result.ctypes.data, result.nbytes) != 0:
             raise LookupError(f"the result of {operation.name.decode()} at byte {operation.offset} is unknown")
         return result
 
@@ -204,6 +204,6 @@ class EmulatedStream:
 
     def _call_emulator(self, function: str, *arguments: Any) -> None:
         message = Message()
-        if getattr(self._library, f"arm_npu_{function}")(self._program, *arguments, ctypes.byref(message)) != 0:
+        if getattr(self._library, f"ethosu_emulator_{function}")(self._program, *arguments, ctypes.byref(message)) != 0:
             indexed = any(operation.indexed for operation in self.operations() if operation.offset == message.offset)
             raise StreamError(message, indexed)

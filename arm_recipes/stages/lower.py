@@ -56,7 +56,7 @@ def make_lowering_recipe(
 
 
 class FastLowerStage(EdgeTransformAndLowerStage):
-    """ExecuTorch's lowering stage, which does not retrace programs that have nothing to decompose.
+    """Variant of ExecuTorch's lowering stage that does not retrace programs that have nothing to decompose.
 
     ExecuTorch retraces every program to decompose the operators outside of delegates. The retrace takes half of the
     export time of a small model. This stage skips it if only operators without decompositions remain in all methods:
@@ -98,7 +98,7 @@ class FastLowerStage(EdgeTransformAndLowerStage):
 def _delegate_methods(partitioner: Any, programs: Mapping[str, ExportedProgram]) -> dict[str, ExportedProgram]:
     """Partition and delegate every method. If Vela fails on the chosen alternatives, try again without alternatives.
 
-    The cost model compiles each region separately, so Vela may fail only on the whole graph.
+    Vela may compile each region that the cost model tries, and yet fail on the whole graph.
     """
     from arm_backend_core import compilation_log
     from arm_backend_core.errors import CompileError

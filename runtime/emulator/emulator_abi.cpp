@@ -12,26 +12,26 @@
 
 namespace npu = arm_runtime::npu;
 
-struct arm_npu_program {
+struct ethosu_emulator_program {
   npu::Program program;
 };
 
-static_assert(npu::kUninitialized == ARM_NPU_UNINITIALIZED && npu::kHazard == ARM_NPU_HAZARD);
+static_assert(npu::kUninitialized == ETHOSU_EMULATOR_UNINITIALIZED && npu::kHazard == ETHOSU_EMULATOR_HAZARD);
 
 namespace {
 
-int32_t report_error(const npu::Status& status, arm_npu_message* message) {
+int32_t report_error(const npu::Status& status, ethosu_emulator_error* error) {
   if (!status.ok()) {
-    message->offset = status.offset;
-    status.describe(message->text, sizeof(message->text));
+    error->offset = status.offset;
+    status.describe(error->text, sizeof(error->text));
   }
   return static_cast<int32_t>(status.error);
 }
 
 // Reports an exception of a C++ container, which means that memory is exhausted.
-void report_error(const std::exception& error, arm_npu_message* message) {
-  message->offset = 0;
-  std::snprintf(message->text, sizeof(message->text), "the program is too large: %s", error.what());
+void report_error(const std::exception& exception, ethosu_emulator_error* error) {
+  error->offset = 0;
+  std::snprintf(error->text, sizeof(error->text), "the program is too large: %s", exception.what());
 }
 
 npu::Status execute(npu::Program* program, void* const* regions, size_t first, size_t last) {
@@ -42,7 +42,7 @@ npu::Status execute(npu::Program* program, void* const* regions, size_t first, s
   return program->execute(bases, first, last);
 }
 
-std::vector<npu::ByteRange> to_byte_ranges(const arm_npu_byte_range* from, uint64_t count) {
+std::vector<npu::ByteRange> to_byte_ranges(const ethosu_emulator_byte_range* from, uint64_t count) {
   std::vector<npu::ByteRange> result;
   for (uint64_t i = 0; i < count; ++i) {
     if (from[i].region < npu::kRegions) {
@@ -53,7 +53,7 @@ std::vector<npu::ByteRange> to_byte_ranges(const arm_npu_byte_range* from, uint6
   return result;
 }
 
-void fill_dma(const npu::Dma& dma, arm_npu_operation* to) {
+void fill_dma(const npu::Dma& dma, ethosu_emulator_operation* to) {
   const bool moves = dma.count0 * dma.count1 > 0 && dma.length > 0 && dma.length <= INT32_MAX && !dma.is_scatter;
   to->region = dma.to_tables ? npu::kTableRegion : dma.target_region;
   to->address = dma.target;
@@ -64,7 +64,7 @@ void fill_dma(const npu::Dma& dma, arm_npu_operation* to) {
   to->shape[2] = moves ? static_cast<int32_t>(dma.length) : 0;
 }
 
-void fill_output(const npu::Operation& op, arm_npu_operation* to) {
+void fill_output(const npu::Operation& op, ethosu_emulator_operation* to) {
   const npu::FeatureMap map = op.stored();
   const bool chained = map.storage == npu::Storage::kChained;
   to->region = op.writes_memory() ? map.region : -1;
@@ -80,43 +80,45 @@ void fill_output(const npu::Operation& op, arm_npu_operation* to) {
 
 }  // namespace
 
-arm_npu_program* arm_npu_load(const void* stream, uint64_t stream_size, const void* weights, const uint64_t* sizes,
-                              arm_npu_message* message) try {
-  auto loaded = std::make_unique<arm_npu_program>();
+ethosu_emulator_program* ethosu_emulator_load(const void* stream, uint64_t stream_size, const void* weights,
+                                              const uint64_t* sizes, ethosu_emulator_error* error) try {
+  auto loaded = std::make_unique<ethosu_emulator_program>();
   const npu::Bytes constants{static_cast<const uint8_t*>(weights), static_cast<size_t>(sizes[0])};
   const npu::Status status =
       loaded->program.load(static_cast<const uint8_t*>(stream), static_cast<size_t>(stream_size), constants, sizes);
-  return report_error(status, message) == 0 ? loaded.release() : nullptr;
-} catch (const std::exception& error) {
-  report_error(error, message);
+  return report_error(status, error) == 0 ? loaded.release() : nullptr;
+} catch (const std::exception& exception) {
+  report_error(exception, error);
   return nullptr;
 }
 
-int32_t arm_npu_execute(arm_npu_program* program, void* const* regions, arm_npu_message* message) {
-  return report_error(execute(&program->program, regions, 0, program->program.operation_count()), message);
+int32_t ethosu_emulator_execute(ethosu_emulator_program* program, void* const* regions, ethosu_emulator_error* error) {
+  return report_error(execute(&program->program, regions, 0, program->program.operation_count()), error);
 }
 
-int32_t arm_npu_step(arm_npu_program* program, uint64_t index, void* const* regions, arm_npu_message* message) {
+int32_t ethosu_emulator_step(ethosu_emulator_program* program, uint64_t index, void* const* regions,
+                             ethosu_emulator_error* error) {
   const auto first = static_cast<size_t>(index);
-  return report_error(execute(&program->program, regions, first, first + 1), message);
+  return report_error(execute(&program->program, regions, first, first + 1), error);
 }
 
-uint64_t arm_npu_required_size(const arm_npu_program* program, int32_t region) {
+uint64_t ethosu_emulator_required_size(const ethosu_emulator_program* program, int32_t region) {
   return region >= 0 && region < npu::kRegions ? program->program.required_size(region) : 0;
 }
 
-int32_t arm_npu_enable_access_checker(arm_npu_program* program, const arm_npu_byte_range* inputs, uint64_t input_count,
-                                      const arm_npu_byte_range* outputs, uint64_t output_count, uint32_t fatal_findings,
-                                      arm_npu_message* message) try {
+int32_t ethosu_emulator_enable_access_checker(ethosu_emulator_program* program,
+                                              const ethosu_emulator_byte_range* inputs, uint64_t input_count,
+                                              const ethosu_emulator_byte_range* outputs, uint64_t output_count,
+                                              uint32_t fatal_findings, ethosu_emulator_error* error) try {
   program->program.enable_access_checker(to_byte_ranges(inputs, input_count), to_byte_ranges(outputs, output_count),
                                          fatal_findings);
   return 0;
-} catch (const std::exception& error) {
-  report_error(error, message);
+} catch (const std::exception& exception) {
+  report_error(exception, error);
   return -1;
 }
 
-void arm_npu_get_statistics(arm_npu_program* program, arm_npu_statistics* statistics) {
+void ethosu_emulator_get_statistics(ethosu_emulator_program* program, ethosu_emulator_statistics* statistics) {
   *statistics = {};
   statistics->operations = program->program.operation_count();
   statistics->commands = program->program.command_count();
@@ -134,7 +136,8 @@ void arm_npu_get_statistics(arm_npu_program* program, arm_npu_statistics* statis
   std::copy_n(measured.touched, npu::kRegions, statistics->touched);
 }
 
-int32_t arm_npu_get_operation(arm_npu_program* program, uint64_t index, arm_npu_operation* operation) {
+int32_t ethosu_emulator_get_operation(ethosu_emulator_program* program, uint64_t index,
+                                      ethosu_emulator_operation* operation) {
   if (index >= program->program.operation_count()) {
     return -1;
   }
@@ -158,9 +161,9 @@ int32_t arm_npu_get_operation(arm_npu_program* program, uint64_t index, arm_npu_
   return 0;
 }
 
-int32_t arm_npu_copy_output(const arm_npu_program* program, uint64_t index, void* to, uint64_t size) {
+int32_t ethosu_emulator_copy_output(const ethosu_emulator_program* program, uint64_t index, void* to, uint64_t size) {
   const bool known = index < program->program.operation_count();
   return known && program->program.copy_output(static_cast<size_t>(index), static_cast<uint8_t*>(to), size) ? 0 : -1;
 }
 
-void arm_npu_free(arm_npu_program* program) { delete program; }
+void ethosu_emulator_free(ethosu_emulator_program* program) { delete program; }

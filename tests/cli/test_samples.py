@@ -87,10 +87,18 @@ def test_a_folder_by_names_of_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("array", "slot", "message"),
     [
-        (np.zeros(3, np.uint8), TensorInfo("x", "float32", (3,)), "is float32, the array uint8"),
-        (np.full(3, 0.5), TensorInfo("x", "int64", (3,)), "is int64, the array float64"),
-        (np.full(3, 300), TensorInfo("x", "int8", (3,)), "is int8, the array int64"),
-        (np.ones(3), TensorInfo("x", "bool", (3,)), "is bool, the array float64"),
+        (
+            np.zeros(3, np.uint8),
+            TensorInfo("x", "float32", (3,)),
+            r"takes floating point values \(float32\), the array has uint8; .* scaling",
+        ),
+        (
+            np.full(3, 0.5),
+            TensorInfo("x", "int64", (3,)),
+            r"takes integer values \(int64\), the array has float64; convert it$",
+        ),
+        (np.array([-3, 2, 300]), TensorInfo("x", "int8", (3,)), "is int8; .* from -3 to 300, do not fit"),
+        (np.ones(3), TensorInfo("x", "bool", (3,)), r"takes boolean values \(bool\), the array has float64"),
     ],
 )
 def test_lossy_dtype_conversions_raise(array: Any, slot: TensorInfo, message: str, tmp_path: Path) -> None:

@@ -106,3 +106,19 @@ def test_interleaved_calibration_runs_methods_with_less_influence_and_restores_t
     interleaved.run("clear")
     interleaved.run("own")
     assert [model.sample_count for model, _ in methods.values()] == [1, 1, 2]
+
+
+def test_preserve_states_restores_the_state_after_an_exception() -> None:
+    model, _ = _observe("set")["set"]
+    (state,) = model._shared.states.values()
+    before = state.clone()
+
+    def run_and_fail() -> None:
+        with model.preserve_states():
+            model(torch.ones(4))
+            assert not torch.equal(state, before)
+            raise ValueError("stop")
+
+    with pytest.raises(ValueError, match="stop"):
+        run_and_fail()
+    assert torch.equal(state, before)

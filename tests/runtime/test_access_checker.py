@@ -198,6 +198,14 @@ def test_missing_indices_and_results_of_gather_are_reported(emulator: Emulator) 
         emulator.run(payload, inputs, [("int8", (1, 4, 16))])
 
 
+def test_an_index_above_the_maximum_is_reported_with_its_row(emulator: Emulator) -> None:
+    flatbuffer = build_flatbuffer(_gather, ((1, 6, 16), DType.INT8), ((1, 4), DType.INT32))
+    compiled = compile_ethosu(flatbuffer, EthosUCompileSpec("ethos-u85-256"), delegate="", find_operator=lambda _: None)
+    inputs: list[np.ndarray[Any, Any]] = [np.zeros((1, 6, 16), np.int8), np.array([[5, 0, 9, 3]], np.int32)]
+    with pytest.raises(StreamError, match="the index of row 2 is 9, the largest is 5"):
+        emulator.run(read_payload(compiled.data), inputs, [("int8", (1, 4, 16))])
+
+
 def test_dma_may_copy_unwritten_bytes_that_nothing_reads(emulator: Emulator) -> None:
     """A DMA of 4 bytes copies 16. The other 12 may be uninitialized, because no operation reads them."""
 

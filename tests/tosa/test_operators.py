@@ -170,7 +170,7 @@ def test_block_size_other_than_32_is_refused() -> None:
     ).ops
     assert op_refusal(target, cast) is None
     cast.attrs["block_size"] = 16
-    assert op_refusal(target, cast) == r"TOSA 1.1 has no CAST_TO_BLOCK_SCALED with blocks of 16 (32)"
+    assert op_refusal(target, cast) == r"TOSA 1.1 has no CAST_TO_BLOCK_SCALED with block size 16 (must be 32)"
 
 
 def test_an_evaluated_rescale_of_a_scalar_keeps_its_shape() -> None:

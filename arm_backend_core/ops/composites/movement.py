@@ -29,7 +29,10 @@ def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor
 
 @decomposition(aten.meshgrid.default, aten.meshgrid.indexing)
 def meshgrid(tensors: Sequence[Tensor], *, indexing: str = "ij") -> list[Tensor]:
-    """torch.meshgrid: expand each tensor along its own dimension; "xy" swaps the first two dimensions."""
+    """torch.meshgrid: place each tensor along its own dimension, and broadcast it along the others.
+
+    Indexing "xy" swaps the first two dimensions.
+    """
     order = [1, 0, *range(2, len(tensors))] if indexing == "xy" and len(tensors) > 1 else list(range(len(tensors)))
     shape = [tensors[i].numel() for i in order]
     return [x.reshape([-1 if i == j else 1 for j in order]).expand(shape) for i, x in enumerate(tensors)]
@@ -102,7 +105,7 @@ def embedding_bag(
     scale_grad_by_freq: bool = False,
     mode: int = 0,
     sparse: bool = False,
-    factors: Tensor | None = None,
+    per_sample_weights: Tensor | None = None,
     include_last_offset: bool = False,
     padding_idx: int | None = -1,
     *,
@@ -121,7 +124,7 @@ def embedding_bag(
     if padding_idx is not None and padding_idx >= 0:
         in_bag = in_bag & (indices != padding_idx)
     rows = F.embedding(indices, weight)
-    rows = rows if factors is None else rows * factors.unsqueeze(-1)
+    rows = rows if per_sample_weights is None else rows * per_sample_weights.unsqueeze(-1)
     if mode == 2:
         lowest = rows.amin() if quantized else -math.inf  # no scale represents -inf
         maximum = torch.where(in_bag.unsqueeze(-1), rows, lowest).amax(1)
@@ -158,38 +161,40 @@ def unsafe_masked_index(
 
 
 @decomposition(aten.full_like.default)
-def full_like(x: Tensor, value: float, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
-    """Constant tensor with the shape and type of x."""
-    return torch.full(x.shape, value, dtype=dtype or x.dtype)
+def full_like(x: Tensor, fill_value: float, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+    """Constant tensor with the shape of x, in ``dtype`` or that of x."""
+    return torch.full(x.shape, fill_value, dtype=dtype or x.dtype)
 
 
 @decomposition(aten.zeros_like.default, aten.zero.default)
 def zeros_like(x: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
-    """Constant zeros with the shape and type of x."""
+    """Constant zeros with the shape of x, in ``dtype`` or that of x."""
     return full_like(x, 0, dtype=dtype)
 
 
 @decomposition(aten.ones_like.default)
 def ones_like(x: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
-    """Constant ones with the shape and type of x."""
+    """Constant ones with the shape of x, in ``dtype`` or that of x."""
     return full_like(x, 1, dtype=dtype)
 
 
 @decomposition(aten.new_full.default)
-def new_full(x: Tensor, size: Sequence[int], value: float, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
-    """Constant of shape ``size`` in the type of x."""
-    return torch.full(tuple(size), value, dtype=dtype or x.dtype)
+def new_full(
+    x: Tensor, size: Sequence[int], fill_value: float, *, dtype: torch.dtype | None = None, **_: Any
+) -> Tensor:
+    """Constant of shape ``size``, in ``dtype`` or that of x."""
+    return torch.full(tuple(size), fill_value, dtype=dtype or x.dtype)
 
 
 @decomposition(aten.new_zeros.default)
 def new_zeros(x: Tensor, size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
-    """Constant zeros of shape ``size`` in the type of x."""
+    """Constant zeros of shape ``size``, in ``dtype`` or that of x."""
     return new_full(x, size, 0, dtype=dtype)
 
 
 @decomposition(aten.new_ones.default)
 def new_ones(x: Tensor, size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
-    """Constant ones of shape ``size`` in the type of x."""
+    """Constant ones of shape ``size``, in ``dtype`` or that of x."""
     return new_full(x, size, 1, dtype=dtype)
 
 

@@ -25,7 +25,7 @@ aten = torch.ops.aten
 _MAX_OPS = (aten.amax.default, aten.argmax.default, aten.max.default, aten.max.dim, aten.topk.default)
 _MIN_OPS = (aten.amin.default, aten.argmin.default, aten.min.default, aten.min.dim)
 _COMPARISON_OPS = {getattr(aten, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
-#: Fill operators -> pairs of argument indices (filled tensor, fill value), one for each way to use the operator.
+#: Fill operators -> pairs of argument indices (tensor to fill, fill value), one for each way to use the operator.
 _FILL_ARGUMENTS: dict[Any, tuple[tuple[int, int], ...]] = {
     **dict.fromkeys(where.overloads, ((1, 2), (2, 1))),
     **dict.fromkeys((aten.masked_fill.Scalar, aten.masked_fill.Tensor), ((0, 2),)),
@@ -36,9 +36,10 @@ def bound_mask_fill(module: GraphModule) -> list[str]:
     """Replace the extreme fill values of masks before maxima and minima by a bound just outside of the other values.
 
     The bound is min - (max - min) / 16 for a maximum, and max + (max - min) / 16 for a minimum, where min and max are
-    those of the filled tensor. The maximum of a row that is masked entirely is then the bound, not the fill value: int8
-    cannot represent both the fill value and the other values. A fill value stays if a comparison reads the maximum or
-    minimum, because the comparison may test for the fill value.
+    those of the tensor before it is filled. Every inference computes the bound: two reductions and a few scalar
+    operators are inserted before the maximum or minimum. The maximum of a row that is masked entirely is then the
+    bound, not the fill value: int8 cannot represent both the fill value and the other values. A fill value stays if a
+    comparison reads the maximum or minimum, because the comparison may test for the fill value.
 
     Returns:
         A note for the user for each maximum or minimum whose masks changed.
@@ -79,7 +80,7 @@ def bound_mask_fill(module: GraphModule) -> list[str]:
 
 
 def _match_fill(node: Node, sign: int, constants: Constants) -> tuple[Node, float, int] | None:
-    """Match a fill with an extreme number; return the filled tensor, the number and the index of the filled argument.
+    """Match a fill with an extreme number; return the tensor to fill, the number and the tensor's argument index.
 
     Args:
         sign: -1 to match numbers far below real ones, 1 far above.

@@ -23,7 +23,7 @@ def _block_violations(op: Op) -> Iterator[str]:
     if op.inputs[0].shape[-1] % BLOCK_SIZE:
         yield f"{op.inputs[0].shape[-1]} channels ({BLOCK_SIZE} or a multiple); pad with 0"
     if op.attrs.get("block_size", BLOCK_SIZE) != BLOCK_SIZE:
-        yield f"blocks of {op.attrs['block_size']} ({BLOCK_SIZE})"
+        yield f"block size {op.attrs['block_size']} (must be {BLOCK_SIZE})"
 
 
 def _conv_violations(op: Op) -> Iterator[str]:
@@ -31,7 +31,10 @@ def _conv_violations(op: Op) -> Iterator[str]:
     x, weight, scales, bias = op.inputs[0], *op.inputs[-3:]
     yield from _block_violations(op)
     if weight.shape[-1] != x.shape[-1] or scales.shape != (*weight.shape[:3], x.shape[-1] // BLOCK_SIZE):
-        yield f"weights {weight!r} in blocks {scales!r} on {x!r}"
+        yield (
+            f"weights {weight!r} and scales {scales!r} that do not match the input {x!r}: expected {x.shape[-1]} input "
+            f"channels and scales [O, KH, KW, {x.shape[-1] // BLOCK_SIZE}]"
+        )
     if bias.shape[0] not in (1, weight.shape[0]):
         yield f"a bias of {bias.shape[0]} for {weight.shape[0]} channels"
     yield from window_violations(op)

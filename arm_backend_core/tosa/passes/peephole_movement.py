@@ -79,8 +79,9 @@ def _undo_reshape(value: Value, old: tuple[int, ...], new: tuple[int, ...], rewr
     """Reshape ``value``, which broadcasts to shape ``old``, to a shape that broadcasts to shape ``new``.
 
     Returns:
-        None unless this is free: ``value`` is a RESHAPE from ``new``, a constant, a RESCALE of a constant, or has one
-        element. Also None if a constant broadcasts along some, but not all dimensions of a group (``reshape_groups``).
+        None unless this is free: ``value`` is a RESHAPE from ``new``, a constant, a RESCALE of a constant without
+        per-channel scales, or has one element. Also None if a constant broadcasts along some, but not all dimensions of
+        a group (``reshape_groups``).
     """
     reshape = producer(value, "RESHAPE")
     if reshape is not None and value.shape == old and reshape.inputs[0].shape == new:
@@ -89,8 +90,10 @@ def _undo_reshape(value: Value, old: tuple[int, ...], new: tuple[int, ...], rewr
     if rescale is not None and rescale.inputs[0].data is not None and not rescale.attrs["per_channel"]:
         inner = _undo_reshape(rescale.inputs[0], old, new, rewriter)
         return inner and rewriter.builder.emit("RESCALE", (inner,), value.dtype, **rescale.attrs)
+    # A RESHAPE of a computed operand is not free. If ``old`` has one element, every operand would qualify, and
+    # ``sink_reshape`` would move the RESHAPE from one operand to the other forever.
     if value.data is None and (value.size > 1 or prod(old) == 1):
-        return None  # not free; if ``old`` has one element, the RESHAPE would move back and forth between operands
+        return None
     shape = [1] * len(new)
     for new_dims, old_dims in reshape_groups(new, old):
         broadcast_dims = [dim for dim in old_dims if value.shape[dim] != 1]
@@ -107,7 +110,7 @@ def _undo_reshape(value: Value, old: tuple[int, ...], new: tuple[int, ...], rewr
 def merge_slice(op: Op, rewriter: Rewriter) -> Value | None:
     """Remove a SLICE of the whole operand. Merge a SLICE with the SLICE, CONCAT or PAD that produces its operand.
 
-    A SLICE of a CONCAT or PAD is merged if it reads only elements of one operand.
+    A SLICE of a CONCAT is merged if it reads one operand only; a SLICE of a PAD if it reads no padding.
     """
     source, start, size = op.inputs[0], list(op.attrs["start"]), list(op.attrs["size"])
     if tuple(size) == source.shape:
@@ -131,8 +134,8 @@ def merge_slice(op: Op, rewriter: Rewriter) -> Value | None:
 def hoist_slice(op: Op, rewriter: Rewriter) -> Value | None:
     """SLICE(RESHAPE(x)) becomes RESHAPE(SLICE(x)) if the RESHAPE only adds or removes dimensions of size 1.
 
-    The last dimension must keep its size. Only SLICEs may read the RESHAPE. Only elementwise operators and RESHAPEs may
-    read the result.
+    The last dimension must keep its size. Only SLICEs may read the RESHAPE, which may also be a result of the graph.
+    Only elementwise operators and RESHAPEs may read the SLICE.
     """
     reshape = producer(op.inputs[0], "RESHAPE")
     can_absorb = [r.kind in ELEMENTWISE or r.kind == "RESHAPE" for r in rewriter.users(op.output) or ()]

@@ -7,18 +7,18 @@
 
 bool arm_runtime::simulate(const void* commands, size_t commands_size, uint8_t* const* regions, const uint64_t* sizes,
                            char* text, size_t text_size) {
-  arm_npu_message message = {};
+  ethosu_emulator_error error = {};
   void* bases[kSimulatedRegionCount];
   for (size_t i = 0; i < kSimulatedRegionCount; ++i) {
     bases[i] = regions[i];
   }
-  arm_npu_program* program = arm_npu_load(commands, commands_size, regions[0], sizes, &message);
-  const bool done = program != nullptr && arm_npu_execute(program, bases, &message) == 0;
+  ethosu_emulator_program* program = ethosu_emulator_load(commands, commands_size, regions[0], sizes, &error);
+  const bool done = program != nullptr && ethosu_emulator_execute(program, bases, &error) == 0;
   if (program != nullptr) {
-    arm_npu_free(program);
+    ethosu_emulator_free(program);
   }
   if (!done) {
-    std::snprintf(text, text_size, "%s", message.text);
+    std::snprintf(text, text_size, "%s", error.text);
   }
   return done;
 }

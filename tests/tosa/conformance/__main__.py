@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tests.runtime.ethosu_emulator import Emulator
 from tests.tosa.conformance.campaign import Campaign, OutcomeTable
+from tests.verify import describe_revision
 
 
 def _arguments() -> argparse.Namespace:
@@ -24,20 +25,31 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--record",
         type=Path,
-        default=Path("build/conformance"),
-        help="folder of the results; an interrupted run continues",
+        help="folder of the results; an interrupted run continues. Default: build/conformance/<revision>",
     )
     parser.add_argument("--no-npu", action="store_true", help="skip Vela and the emulator")
     return parser.parse_args()
+
+
+def prepare_outcomes_file(record: Path | None) -> Path:
+    """Create the folder of the results and return the path of ``outcomes.jsonl`` in it.
+
+    A run at the same commit continues from this file. Outcomes of a working tree with changes are deleted.
+    """
+    folder = record or Path("build/conformance") / describe_revision()
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "outcomes.jsonl"
+    if folder.name.endswith("-dirty"):
+        path.unlink(missing_ok=True)
+    return path
 
 
 def main() -> int:
     """Run the tests. The exit status is 1 if a disagreement is unknown, or if a full run lacks a known one."""
     os.environ["OMP_NUM_THREADS"] = "1"
     args = _arguments()
-    args.record.mkdir(parents=True, exist_ok=True)
     emulator = None if args.no_npu else Emulator()
-    campaign = Campaign(args.record / "outcomes.jsonl", args.seed, args.tests, args.operators, emulator)
+    campaign = Campaign(prepare_outcomes_file(args.record), args.seed, args.tests, args.operators, emulator)
     table = OutcomeTable()
     for outcome in campaign.run():
         before = len(table.unexplained)

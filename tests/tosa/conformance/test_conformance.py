@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from arm_backend_core.tosa.operators import OPERATORS
+from tests.tosa.conformance import __main__ as command
 from tests.tosa.conformance.campaign import find_example, find_explanation, run_test, sample_tests
 from tests.tosa.conformance.disagreements import KNOWN_DISAGREEMENTS, KnownDisagreement
 from tests.tosa.conformance.generation import CONTROL_FLOW, Entry, entries
@@ -59,3 +62,15 @@ def test_known_disagreement_still_occurs(expected: KnownDisagreement) -> None:
     """Remove a disagreement that no longer occurs from ``KNOWN_DISAGREEMENTS``."""
     outcome = run_test(*find_example(expected), None)
     assert any(find_explanation(outcome, finding) is expected for finding in outcome.findings), outcome
+
+
+@pytest.mark.parametrize(("revision", "continues"), [("1a2b3c4", True), ("1a2b3c4-dirty", False)])
+def test_outcomes_are_kept_by_revision(
+    revision: str, continues: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "describe_revision", lambda: revision)
+    path = command.prepare_outcomes_file(None)
+    assert path == Path("build/conformance", revision, "outcomes.jsonl")
+    path.write_text("{}")
+    assert command.prepare_outcomes_file(None).exists() is continues
