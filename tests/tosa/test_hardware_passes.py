@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
 
 from arm_backend_core.alternatives.unconditional import apply_unconditional
 from arm_backend_core.dtype import DType
@@ -17,6 +19,7 @@ from arm_backend_core.tosa.passes.pipeline import Pass, run, simplify
 from arm_backend_core.tosa.passes.space_to_depth import apply_space_to_depth
 from arm_backend_core.tosa.passes.transpose_lowering import sink_slices
 from arm_backend_core.tosa.serialize import serialize
+from arm_recipes import ArmRecipeType, ExportRecipe, export
 from tests.tosa_graphs import build_graph, is_compiled_by_vela
 
 U55, U65, U85 = (
@@ -490,3 +493,36 @@ def test_convolution_with_two_rescales_is_duplicated(target: Target, dtype: DTyp
     ops = net.check(*(net.b.rescale(sums, dtype, scale, 0, 0) for scale in scales))
     assert [op.kind for op in ops].count("DEPTHWISE_CONV2D") == 2
     assert is_compiled_by_vela(target.family, serialize(net.graph))
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+@pytest.mark.parametrize("kind", ["add", "mul", "sub"])
+def test_arithmetic_reads_rescales_of_its_own(target: Target, kind: str) -> None:
+    """Vela fuses a RESCALE with a single reader. Two residual sums read the same tensor with the same scale."""
+    net = Net(target)
+    skipped, *others = (net.input(1, 8, 8, 16) for _ in range(3))
+    emit = getattr(net.b, kind)
+    shared = net.b.rescale(skipped, DType.INT32, 1.0, 4, 0)
+    results = [net.b.rescale(emit(net.b.rescale(x, DType.INT32, 1.0, 3, 0), shared), DType.INT8, 0.01) for x in others]
+    net.check(*results)
+    assert net.kinds().count("RESCALE") == 6
+
+
+def test_a_skip_connection_that_two_sums_read_is_not_converted_to_int32() -> None:
+    class GlobalSkip(nn.Module):
+        """A residual block within a longer skip connection, as in super-resolution networks."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.inner, self.outer = (nn.Conv2d(8, 8, 3, padding=1) for _ in range(3))
+            self.last = nn.Conv2d(8, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.first(x)
+            return self.last(self.outer(torch.relu(self.inner(y) + y)) + y)
+
+    samples = [(torch.randn(1, 8, 16, 16),) for _ in range(2)]
+    result = export(GlobalSkip().eval(), ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U55_INT8), samples)
+    (delegate,) = result.report.delegates
+    assert delegate.vela is not None
+    assert {layer.operator for layer in delegate.vela.layers if layer.cycles}.isdisjoint({"Rescale"})

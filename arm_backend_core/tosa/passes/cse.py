@@ -1,6 +1,6 @@
 """Common subexpression elimination: compute equal operators with equal operands and attributes once.
 
-``duplicate_convolutions`` undoes the elimination where a shared convolution costs cycles.
+``duplicate_convolutions`` and ``duplicate_rescales`` undo the elimination where a shared operator costs cycles.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from arm_backend_core.dtype import DType
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Op, Value, merge_origins
 from arm_backend_core.tosa.passes.rewrite import Rewriter, apply_once
@@ -39,6 +40,38 @@ def duplicate_convolutions(graph: Graph, target: Target) -> None:
     """
     if target.hardware.is_npu:
         apply_once(graph, target, {"RESCALE": [_duplicate_convolution]})
+
+
+def duplicate_rescales(graph: Graph, target: Target) -> None:
+    """On NPUs, give each ADD, MUL and SUB its own RESCALEs of int8 and int16 operands: Vela fuses one with one reader.
+
+    A tensor that two residual sums read with the same scale would otherwise be converted to int32, and both sums be
+    computed in int32: 64 x 64 x 24 elements take 2,880,000 instead of 1,110,000 cycles on U55-128, with five times the
+    SRAM.
+    """
+    if target.hardware.is_npu:
+        apply_once(graph, target, {kind: [_duplicate_rescales] for kind in ("ADD", "MUL", "SUB")})
+
+
+def _duplicate_rescales(op: Op, rewriter: Rewriter) -> Value | None:
+    b = rewriter.builder
+    rescales = [value.producer for value in op.inputs]
+    if not all(rescale is not None and _widens(rescale) for rescale in rescales):
+        return None
+    if all(rewriter.has_one_use(value) for value in op.inputs):
+        return None
+    operands = [
+        value if rewriter.has_one_use(value) else b.emit("RESCALE", rescale.inputs, value.dtype, **rescale.attrs)
+        for value, rescale in zip(op.inputs, rescales, strict=True)
+        if rescale is not None
+    ]
+    return b.emit(op.kind, operands, op.output.dtype, **op.attrs)
+
+
+def _widens(op: Op) -> bool:
+    """Whether ``op`` is a RESCALE of an int8 or int16 tensor to int32."""
+    narrow = (DType.INT8, DType.INT16)
+    return op.kind == "RESCALE" and op.inputs[0].dtype in narrow and op.output.dtype is DType.INT32
 
 
 def _duplicate_convolution(op: Op, rewriter: Rewriter) -> Value | None:

@@ -21,7 +21,7 @@ from arm_backend_core.tosa.passes import (
 from arm_backend_core.tosa.passes.block_scaled import legalize_block_scaled
 from arm_backend_core.tosa.passes.constant_deduplication import deduplicate_constants
 from arm_backend_core.tosa.passes.control_flow import outline_control_flow
-from arm_backend_core.tosa.passes.cse import duplicate_convolutions, eliminate_common_subexpressions
+from arm_backend_core.tosa.passes.cse import duplicate_convolutions, duplicate_rescales, eliminate_common_subexpressions
 from arm_backend_core.tosa.passes.layout_assignment import assign_layouts, movement_cost
 from arm_backend_core.tosa.passes.matmul_columns import rewrite_vectors_to_columns
 from arm_backend_core.tosa.passes.narrow_types import convert_weights_to_int4, hoist_reshapes
@@ -141,6 +141,11 @@ LAST_PASSES = (
     ),
     ScheduledPass(
         duplicate_convolutions,
+        "Common subexpression elimination would merge the duplicates, so this pass runs after it.",
+        BOOLEANS_LOWERED,
+    ),
+    ScheduledPass(
+        duplicate_rescales,
         "Common subexpression elimination would merge the duplicates, so this pass runs after it.",
         BOOLEANS_LOWERED,
     ),
