@@ -30,16 +30,17 @@ def zero_masked_rows(module: GraphModule) -> None:
     """Set the rows whose scores are all -inf to 0, by a select after the softmax.
 
     This applies to ``_safe_softmax``, and to a ``softmax`` whose result only ``nan_to_num`` reads: the select then
-    inserts the number that ``nan_to_num`` gives for NaN, by default 0. A constant mask without a fully masked row needs
-    no select. If only the matrix product with the values reads the attention weights, the select follows that product.
-    The select then usually reads fewer elements, and the quantization of the attention weights does not change.
+    inserts the number that ``nan_to_num`` gives for NaN, by default 0, and there is one select for each such number. A
+    constant mask without a fully masked row needs no select. If only the matrix product with the values reads the
+    attention weights, the select follows that product. The select then usually reads fewer elements, and the
+    quantization of the attention weights does not change.
     """
     finder = _MaskFinder(module)
     targets = [target for record in (safe_softmax, softmax) for target in record.overloads]
     for node in [node for target in targets for node in module.graph.find_nodes(op="call_function", target=target)]:
-        number = 0.0 if node.target in safe_softmax.overloads else _find_nan_replacement(node)
-        masked = None if number is None else finder(node.args[0])
-        if number is None or masked is None:
+        readers = {0.0: list(node.users)} if node.target in safe_softmax.overloads else _group_nan_replacements(node)
+        masked = finder(node.args[0]) if readers else None
+        if masked is None:
             continue
         source, dim = node.args[0], node.args[1]
         shape = source.meta["val"].shape
@@ -49,23 +50,28 @@ def zero_masked_rows(module: GraphModule) -> None:
                 masked = finder.insert(node, aten.expand.default, masked, list(shape))
             rows = finder.insert(node, aten.all.dim, masked, -1 if is_last else dim % len(shape), True)
         if rows not in finder.constants or bool(finder.value(rows).any()):
-            _select_number(node, rows, number, is_last=is_last)
+            for number, nodes in readers.items():
+                _select_number(node, rows, number, nodes, is_last=is_last)
 
 
-def _find_nan_replacement(node: Node) -> float | None:
-    """The number by which all readers of ``node``, which are ``nan_to_num``, replace NaN; None if there is none."""
-    if any(user.target is not aten.nan_to_num.default for user in node.users):
-        return None
-    numbers = {float(arguments_of(user)["nan"] or 0.0) for user in node.users}
-    return numbers.pop() if len(numbers) == 1 else None
+def _group_nan_replacements(node: Node) -> dict[float, list[Node]]:
+    """The readers of ``node`` by the number with which they replace NaN; empty if one is not a ``nan_to_num``."""
+    groups: dict[float, list[Node]] = {}
+    for user in node.users:
+        if user.target is not aten.nan_to_num.default:
+            return {}
+        groups.setdefault(float(arguments_of(user)["nan"] or 0.0), []).append(user)
+    return groups
 
 
-def _select_number(weights: Node, rows: Node, number: float, *, is_last: bool) -> None:
-    """Set ``rows`` of the attention weights to a number, or ``rows`` of the only matrix product that reads them."""
+def _select_number(weights: Node, rows: Node, number: float, readers: list[Node], *, is_last: bool) -> None:
+    """Let ``readers`` read a number in ``rows`` of the attention weights.
+
+    If the only reader is a matrix product of the weights, its readers get the number in these rows of the product.
+    """
     result, (user, *others) = weights, weights.users
     if is_last and not others and user.target in _MATMULS and user.args[0] is weights:
-        result = user
-    readers = list(result.users)
+        result, readers = user, list(user.users)
     with result.graph.inserting_after(result):
         selected = result.graph.call_function(aten.where.ScalarSelf, (rows, number, result))
     selected.meta = dict(result.meta)

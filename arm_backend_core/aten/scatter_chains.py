@@ -102,7 +102,9 @@ def _part(node: Node) -> _Part | None:
     """The positions that ``node`` reads or writes; None if they are not known at compile time, or none."""
     shape = cast(Node, node.args[0]).meta["val"].shape
     arguments: tuple[Any, ...] = node.args[2 if node.target in _WRITES else 1 :]
-    if node.kwargs or 0 in shape or not shape or not all(x is None or isinstance(x, int) for x in (*arguments, *shape)):
+    if node.kwargs or not shape or not all(x is None or isinstance(x, int) for x in (*arguments, *shape)):
+        return None
+    if 0 in shape:  # not before the check above: a size that depends on data cannot be compared
         return None
     defaults: tuple[Any, ...] = (0, None, None, None)
     dim, start, end, step = (*arguments, *defaults[len(arguments) :])

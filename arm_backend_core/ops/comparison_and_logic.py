@@ -10,7 +10,6 @@ import torch
 from torch._ops import OpOverload
 
 from arm_backend_core.dtype import DType
-from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops import intervals
 from arm_backend_core.ops.casting import to_bool
 from arm_backend_core.ops.common_scale import to_common_scale
@@ -158,16 +157,14 @@ def _shift(cx: Context, x: Operand | float, y: Operand | float, *, left: bool) -
     of x.
     """
     b, value, amount = cx.b, _operand(cx, x, cx.dtype), _operand(cx, y, cx.dtype)
-    if amount.data is not None and amount.data.min() < 0:
-        raise Unsupported("a shift by a negative number; shift the other way")
     low, high = find_range(amount)
     last = 8 * cx.dtype.bytes - 1
     clamped_amount = amount
     if amount.data is not None:
-        clamped_amount = b.const(np.minimum(amount.data, last), cx.dtype)
+        clamped_amount = b.const(np.where(amount.data < 0, last, np.minimum(amount.data, last)), cx.dtype)
     elif high > last:
         clamped_amount = b.minimum(amount, b.const(last, cx.dtype))
-    if low < 0:
+    if low < 0 and amount.data is None:
         is_negative = b.compare("GREATER", b.const(0, cx.dtype), amount)
         clamped_amount = b.select(is_negative, b.const(last, cx.dtype), clamped_amount)
     if not left:

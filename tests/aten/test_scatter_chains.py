@@ -92,3 +92,18 @@ def test_interleaved_writes_are_no_concatenation_of_all_elements() -> None:
     module = make_fx(interleave, tracing_mode="fake")(torch.randn(2, 32))
     resolve_scatter_chains(module)
     assert not module.graph.find_nodes(op="call_function", target=aten.cat.default)
+
+
+def test_slices_of_a_tensor_whose_size_depends_on_data_are_kept() -> None:
+    def positive_rows(x: Tensor) -> Tensor:
+        rows = (x[:, 0] > 0).nonzero().squeeze(1)
+        return x.index_select(0, rows)[:, :2]
+
+    class Rows(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return positive_rows(x)
+
+    inputs = torch.randn(8, 3)
+    module = torch.export.export(Rows(), (inputs,)).module(check_guards=False)
+    resolve_scatter_chains(module)
+    torch.testing.assert_close(module(inputs), positive_rows(inputs))

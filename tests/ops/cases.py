@@ -764,6 +764,15 @@ LOGICAL = [
         for name, function in {"left_shift": torch.bitwise_left_shift, "right_shift": torch.bitwise_right_shift}.items()
         for dtype in (torch.int8, torch.int16, torch.int32)
     ),
+    *(
+        Case(
+            f"{name}_by_negative_numbers",
+            lambda x, f=function: (f(x, -1), f(x, torch.arange(-16, 16, dtype=torch.int32) * 3)),
+            [Input((2, 32), -100, 100, torch.int32)],
+            refused={"u55": "a shift that does not round"} if name == "right_shift" else {},
+        )
+        for name, function in {"left_shift": torch.bitwise_left_shift, "right_shift": torch.bitwise_right_shift}.items()
+    ),
     Case("last_bits_of_all", lambda x: x & 1023, [Input((64, 32), -(2**31), 2**31 - 1, torch.int32)]),
     *(
         Case(f"{name}_of_ints", function, [Input((4, 7), -(2**31) + 1, 2**31 - 1, torch.int32)] * 2)

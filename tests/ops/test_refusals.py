@@ -68,11 +68,6 @@ _FLOAT: dict[str, tuple[Callable[..., Any], Sequence[Input], str]] = {
         [Input((3,), 1, 4, torch.int32)] * 2,
         "TOSA has no power of integers; convert them with .to(torch.float32)",
     ),
-    "shift_by_a_negative_number": (
-        lambda x: x >> -1,
-        [Input((3,), 0, 9, torch.int32)],
-        "a shift by a negative number; shift the other way",
-    ),
     "large_int64": (
         lambda x: x < torch.tensor([2**40]),
         [Input((3,), 0, 9, torch.int64)],

@@ -154,6 +154,17 @@ def test_rows_without_a_key_give_the_number_of_nan_to_num() -> None:
     assert sqnr([attention(*samples[0])[:, :, 2]], [result[:, :, 2]]) > 28
 
 
+def test_each_nan_to_num_of_a_softmax_gives_its_own_number() -> None:
+    def weights(q: Tensor, k: Tensor) -> Tensor:
+        attention = (q @ k.mT).masked_fill(~ROWS, -torch.inf).softmax(-1)
+        return torch.nan_to_num(attention, nan=0.25) - 2 * torch.nan_to_num(attention)
+
+    generator = torch.Generator().manual_seed(0)
+    samples = [tuple(torch.randn(1, 2, n, 8, generator=generator) for n in (5, 7)) for _ in range(4)]
+    result = _run(weights, samples, RECIPES[0])
+    assert sqnr([weights(*samples[0])[:, :, 2]], [result[:, :, 2]]) > 28
+
+
 def test_masks_that_leave_each_row_a_key_cost_nothing() -> None:
     """A constant mask is checked at export, so its program has no selection."""
     samples = [tuple(torch.randn(1, 2, 7, 8) for _ in range(3)) for _ in range(2)]
