@@ -40,8 +40,8 @@ LINES_PER_ALTERNATIVE = 105
 
 They are counted separately: an alternative saves cycles, and no operator needs it."""
 
-LINES_PER_WORKAROUND = 43
-"""Maximum lines of the workarounds per bug of Vela that they avoid; today 41.2.
+LINES_PER_WORKAROUND = 45
+"""Maximum lines of the workarounds per bug of Vela that they avoid; today 43.1.
 
 They are counted separately: their number grows with Vela's bugs, not with the operators."""
 

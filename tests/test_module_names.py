@@ -104,7 +104,8 @@ ELSEWHERE = {
         "layer_errors plan_interpreter program_specs samples worker worker_job",
     },
     "arm_recipes.devtools": {
-        "devtools/test_debug_artifacts.py": "calls delegate_results etdump etrecord inspector_graph debug_handle_groups"
+        "devtools/test_debug_artifacts.py": "debug_handle_groups delegate_calls delegate_results etdump etrecord "
+        "inspector_graph",
     },
     "arm_recipes.explore.advice": {"explore/test_advise.py": "channels result per_tensor_weights"},
     "arm_recipes.firmware": {

@@ -68,7 +68,7 @@ def emit_separable(x: FixedPoint, u: Array, v: Array) -> FixedPoint:
     integers = x.to_int32()
     high = (integers - 128).rescale(DType.INT32, 1 / 256)  # RESCALE rounds half up: the floor of x / 256
     high = high.assume_range(-128, 127)
-    low = (integers - high * 256 - 128).assume_range(-128, 127)
+    low = (integers - high.refine_scale(256) - 128).assume_range(-128, 127)
     indices = [operand.rescale(DType.INT16, 128.0) for operand in (high, low)]
     total: FixedPoint | None = None
     partial_sum = np.zeros((256, 256))

@@ -224,7 +224,8 @@ class Program:
 
         Args:
             samples: tuples of tensors, dicts of them by name, or tensors for a method with one input.
-            method, backend: as for ``run``.
+            method: as for ``run``.
+            backend: as for ``run``.
 
         Raises:
             ValueError, RunError: as for ``run``. The message begins with the index of the sample.
