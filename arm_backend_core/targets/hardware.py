@@ -47,7 +47,8 @@ class Hardware:
         slow_weights_max_macs: NPUs with at most this many MACs per cycle decode 12 weights per cycle. A convolution of
             one row then takes fewer cycles as a MATMUL (472x118 on U85-256: 3,181 against 4,992).
         chains: consecutive elementwise operations run as one chain, in which an operation that only scales costs less.
-        fuses_shared_rescale: a RESCALE is fused into its producer, even if the producer has other readers.
+        fuses_shared_rescale: a RESCALE is fused into its producer, even if the producer has other readers, and into
+            several readers. If False, Vela fuses a RESCALE only between a producer and a reader that have no others.
         ignores_unit_axes: operations are fused across a RESHAPE that only adds or removes axes of size 1.
         scales_max_pools: a max pooling can scale its result, so that Vela fuses a RESCALE into MAX_POOL2D.
         sums_rescale_operands: ADD and SUB rescale both operands and their result in one operation.
