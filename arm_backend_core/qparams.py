@@ -36,6 +36,12 @@ class QParams:
         """The largest magnitude that the integers can represent; for per-tensor scales only."""
         return max(self.qmax - self.zero_point, self.zero_point - self.qmin) * float(self.scale)
 
+    @property
+    def real_range(self) -> tuple[float, float]:
+        """The smallest and the largest real value that the integers represent; for per-tensor scales only."""
+        scale = float(self.scale)
+        return scale * (self.qmin - self.zero_point), scale * (self.qmax - self.zero_point)
+
     def is_equivalent(self, other: QParams | None) -> bool:
         """Whether both have the same meaning, up to float32 precision of the scale (relative 1e-6)."""
         return (

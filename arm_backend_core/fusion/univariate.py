@@ -204,8 +204,8 @@ def _needs_composition(function: Univariate, args: list[Any], q: QParams) -> boo
     rounded = (
         evaluate(*map(to_real, args), **{name: to_real(x) for name, x in function.kwargs.items()}).double().numpy()
     )
-    low, high = (float(q.scale) * (end - q.zero_point) for end in (q.qmin, q.qmax))
-    error = float(np.nan_to_num(np.abs(np.clip(rounded, low, high) - np.clip(exact, low, high))).max())
+    difference = np.clip(rounded, *q.real_range) - np.clip(exact, *q.real_range)
+    error = float(np.nan_to_num(np.abs(difference)).max())
     return error > 2 * float(q.scale) and factorize(exact.tobytes(), float(q.scale), error / 4) is not None
 
 

@@ -8,7 +8,7 @@ result's quantization parameters with one rounding.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -162,8 +162,12 @@ class FixedPoint:
         return FixedPoint(self.b, emit(self.value, x.value), ends[0], ends[1], self.scale)
 
     def __add__(self, x: FixedPoint | int) -> FixedPoint:
+        return self.add(x)
+
+    def add(self, x: FixedPoint | int, peak: int | None = None) -> FixedPoint:
+        """The sum self + x; both operands must have the same scale. For ``peak`` see ``mul``."""
         low, high = _interval(x)
-        return self._emit_same_scale(x, self.b.add, (self.low + low, self.high + high))
+        return self._emit_same_scale(x, self.b.add, _within((self.low + low, self.high + high), peak))
 
     def __sub__(self, x: FixedPoint | int) -> FixedPoint:
         low, high = _interval(x)
@@ -186,9 +190,7 @@ class FixedPoint:
         scale = self.scale * x.scale if isinstance(x, FixedPoint) else self.scale
         ends = [a * b for a in (self.low, self.high) for b in _interval(x)]
         smallest = 0 if x is self else min(ends)
-        low, high = (_round_shift_right(end, shift) for end in (smallest, max(ends)))
-        if peak is not None:
-            low, high = max(low, -peak), min(high, peak)
+        low, high = _within((_round_shift_right(end, shift) for end in (smallest, max(ends))), peak)
         return FixedPoint(self.b, self.b.mul(self.value, self._operand(x).value, shift), low, high, scale * 2.0**shift)
 
     def maximum(self, x: FixedPoint | int) -> FixedPoint:
@@ -211,8 +213,7 @@ class FixedPoint:
 
     def sum(self, axis: int, peak: int | None = None) -> FixedPoint:
         """Sum along one axis, which keeps size 1; for ``peak`` see ``mul``."""
-        ends = (self.shape[axis] * end for end in (self.low, self.high))
-        low, high = ends if peak is None else (min(max(end, -peak), peak) for end in ends)
+        low, high = _within((self.shape[axis] * end for end in (self.low, self.high)), peak)
         return FixedPoint(self.b, self.b.reduce("REDUCE_SUM", self.value, axis), low, high, self.scale)
 
     # -- bits ----------------------------------------------------------------------------------------------------
@@ -225,9 +226,7 @@ class FixedPoint:
 
     def shift_left(self, bits: FixedPoint, peak: int | None = None) -> FixedPoint:
         """value << bits at the same scale; for ``peak`` see ``mul``."""
-        low, high = (min(self.low, 0) << bits.high, max(self.high, 0) << bits.high)
-        if peak is not None:
-            low, high = max(low, -peak), min(high, peak)
+        low, high = _within((min(self.low, 0) << bits.high, max(self.high, 0) << bits.high), peak)
         value = self.b.logical_left_shift(self.value, self._operand(bits).value)
         return FixedPoint(self.b, value, low, high, self.scale)
 
@@ -330,6 +329,12 @@ def _rescale_input_limit(factors: Array) -> Array:
 
 def _interval(x: FixedPoint | int) -> tuple[int, int]:
     return (x.low, x.high) if isinstance(x, FixedPoint) else (x, x)
+
+
+def _within(ends: Iterable[int], peak: int | None) -> tuple[int, int]:
+    """The interval, limited to magnitudes of at most ``peak``."""
+    low, high = ends if peak is None else (min(max(end, -peak), peak) for end in ends)
+    return low, high
 
 
 def _round_shift_right(x: int, shift: int) -> int:

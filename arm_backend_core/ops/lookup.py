@@ -195,8 +195,8 @@ def _correction_tables(
     table_error, result_error = np.zeros(samples.size), np.zeros(samples.size)
     # table_error: before the result is clipped to q's range; result_error: after.
     for error, grid_q in ((table_error, table_q), (result_error, q)):
-        low, high = (float(grid_q.scale) * (end - grid_q.zero_point) for end in (grid_q.qmin, grid_q.qmax))
-        error[defined_indices] = (np.clip(samples, low, high) - np.clip(interpolated, low, high))[defined_indices]
+        ends = grid_q.real_range
+        error[defined_indices] = (np.clip(samples, *ends) - np.clip(interpolated, *ends))[defined_indices]
     for _ in range(2):
         if _suffices(result_error, q):
             return
@@ -244,8 +244,7 @@ def _interpolation_error(
     result = np.interp(_INT16_OPERANDS, _INT16_OPERANDS[::128], entries)
     for middle, refinement, values in corrections:
         result += np.interp((_INT16_OPERANDS - middle) * refinement, _INT16_OPERANDS[::128], values)
-    low, high = (float(q.scale) * (end - q.zero_point) for end in (q.qmin, q.qmax))
-    error: Array = (np.clip(result, low, high) - np.clip(samples, low, high))[defined]
+    error: Array = (np.clip(result, *q.real_range) - np.clip(samples, *q.real_range))[defined]
     return error
 
 

@@ -76,7 +76,7 @@ def emit_separable(x: FixedPoint, u: Array, v: Array) -> FixedPoint:
         factors = [_table(index, entries) for index, entries in zip(indices, (u_entries, v_entries), strict=True)]
         product = factors[0].mul(factors[1]).with_scale(u_scale * v_scale)
         partial_sum += np.abs(np.outer(u_entries, v_entries))
-        total = product if total is None else _add_within(total, product, int(partial_sum.max()))
+        total = product if total is None else total.add(product, int(partial_sum.max()))
     assert total is not None
     return total
 
@@ -97,8 +97,3 @@ def _table(index: FixedPoint, entries: Array) -> FixedPoint:
     """Look up 256 entries for -128 ... 127 by an index that is 128 times the byte."""
     byte = np.arange(-256, 257).clip(-128, 127)
     return index.apply_table(entries[byte + 128], 1.0)
-
-
-def _add_within(x: FixedPoint, y: FixedPoint, peak: int) -> FixedPoint:
-    """x + y, where ``peak`` bounds the magnitude of the sum more tightly than the intervals of x and y do."""
-    return FixedPoint(x.b, x.b.add(x.value, y.value), -peak, peak, x.scale)

@@ -191,6 +191,7 @@ def _layout_asserts(*, has_npu: bool) -> Iterator[str]:
 
 def _memory_placeholders(pools: ProgramPools) -> dict[str, str]:
     names = [f"ARM_MODEL_{to_c_identifier(method.name).upper()}" for method in pools.methods]
+    method_bytes = sum(method.method_allocator + method.planned for method in pools.methods)
     exact = "The sizes for Cortex-M are computed from the program and the runtime's types, and are minimal."
     bound = "Some sizes for Cortex-M could not be computed: these are upper bounds, measured with 64-bit pointers."
     return {
@@ -203,9 +204,7 @@ def _memory_placeholders(pools: ProgramPools) -> dict[str, str]:
         "SHARED_COUNT": str(len(pools.shared)),
         "SHARED": ", ".join(map(str, pools.shared)) or "0",
         "METHOD_COUNT": str(len(pools.methods)),
-        "POOL_BYTES": str(
-            pools.temp + pools.outputs + sum((*pools.shared, *(x.method_allocator + x.planned for x in pools.methods)))
-        ),
+        "POOL_BYTES": str(pools.temp + pools.outputs + sum(pools.shared) + method_bytes),
         "METHOD_POOLS": "\n".join(_pool_macros(pools)),
         "METHOD_POOL_LIST": ", ".join(f"{name}_POOL_SIZE" for name in names),
         "PLANNED_LIST": ", ".join(f"{name}_PLANNED_SIZE" for name in names),

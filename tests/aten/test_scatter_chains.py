@@ -57,7 +57,7 @@ def _select(x: Tensor, value: Tensor, index: int) -> Tensor:
     ("function", "operators"),
     [
         (lambda x, y: _select(_select(_select(x, y, 0), y + 1, 2), y + 2, -2), {"cat": 1}),
-        # The last write to a position counts, and a read after it reads what was written.
+        # Of two writes to an index, the last one determines the value. A later read returns this value.
         (lambda x, y: _select(_select(_select(_select(x, y, 0), y + 1, 1), y + 2, 2), y + 3, 0), {"cat": 1}),
         (lambda x, y: _select(x, y, 0).select(1, 0), {"select_scatter": 1}),
         (lambda x, y: _select(x, y, 0).select(1, 2), {}),

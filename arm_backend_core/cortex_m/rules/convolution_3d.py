@@ -1,10 +1,11 @@
 """3D convolutions: 2D convolutions of images whose channels include the depth of the kernel.
 
 For each output depth, the input slices that the kernel covers become one image, with the channels of all slices. These
-images are a batch of one kernel call. The result is that of the 3D convolution: the accumulators are the same sums.
+images are the batch of a single kernel call. The results are exact, because each accumulator adds the same products as
+in the 3D convolution.
 
-The copies need 2 * kernel depth times the memory of the input. A kernel of depth 1 needs none, and neither does one
-that extends along the depth only.
+The copied slices need 2 * kernel depth times the memory of the input. Kernels of size (KD, 1, 1) need no copies, and
+kernels of size (1, KH, KW) only for padding or a stride along the depth.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from arm_backend_core.cortex_m.kernels.registry import Array
 from arm_backend_core.cortex_m.quantized_value import QuantizedValue
 from arm_backend_core.cortex_m.rules.context import KernelContext, Weight, rule
 from arm_backend_core.cortex_m.rules.convolution import ConvParameters, convolve, convolve_image, convolve_transposed
-from arm_backend_core.cortex_m.rules.image_layout import from_volume, read_sizes, to_volume
+from arm_backend_core.cortex_m.rules.image_layout import from_nhwc_image, read_sizes, to_nhwc_image
 from arm_backend_core.nodes import arguments_of
 
 aten = torch.ops.aten
@@ -42,13 +43,13 @@ def convolve_volume(cx: KernelContext) -> QuantizedValue:
     x, weight = cx.operand(arguments["input"]), cx.weight(arguments["weight"], 0)
     stride, pad, dilation = (read_sizes(arguments[name], 3) for name in ("stride", "padding", "dilation"))
     depth = _DepthWindows(weight.data.shape[2], stride[0], pad[0], dilation[0])
-    volume, bias, groups = to_volume(cx, x), arguments["bias"], arguments["groups"]
+    volume, bias, groups = to_nhwc_image(cx, x, 3), arguments["bias"], arguments["groups"]
     if [*weight.data.shape[3:], *stride[1:], *pad[1:]] == [1, 1, 1, 1, 0, 0]:
-        return from_volume(cx, _convolve_depth(cx, x, volume, weight, bias, depth, groups))
+        return from_nhwc_image(cx, _convolve_depth(cx, x, volume, weight, bias, depth, groups), 3)
     image = _gather_depth_windows(cx, volume, x.zero_point, depth, groups)
     kernel = Weight(_with_depth_as_channels(weight.data), weight.scale)
     conv = ConvParameters(stride[1:], (pad[1], pad[1], pad[2], pad[2]), dilation[1:])
-    return from_volume(cx, convolve_image(cx, x, image, kernel, bias, conv, groups))
+    return from_nhwc_image(cx, convolve_image(cx, x, image, kernel, bias, conv, groups), 3)
 
 
 @rule(aten.convolution.default)
@@ -82,7 +83,7 @@ def _convolve_depth(
 def _gather_depth_windows(cx: KernelContext, volume: Node, zero_point: int, depth: _DepthWindows, groups: int) -> Node:
     """Images [N * OD, H, W, C * KD]: the slices of a volume [N, D, H, W, C] that the kernel covers.
 
-    Each group of channels has those of all slices one after the other.
+    The channels of a group are contiguous: first those of the first slice, then those of the second, and so on.
     """
     padded = cx.emit.pad(volume, [0, depth.pad, 0, 0, 0], [0, depth.pad, 0, 0, 0], zero_point)
     n, slices, height, width, channels = padded.meta["val"].shape

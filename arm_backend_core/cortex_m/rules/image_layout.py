@@ -1,4 +1,4 @@
-"""Images and volumes: operands and results of 1D and 2D operators as [N, H, W, C], of 3D ones as [N, D, H, W, C]."""
+"""Channels-last images: operands and results of 1D and 2D operators as [N, H, W, C], of 3D ones as [N, D, H, W, C]."""
 
 from __future__ import annotations
 
@@ -29,21 +29,22 @@ def spatial_pair(shape: Any, spatial: int) -> list[int]:
 
 
 def _channels_last(rank: int, spatial: int) -> Layout:
-    """The layout [(N,) (H,) W, C] of [(N,) C, (H,) W]."""
+    """The layout [(N,) (D,) (H,) W, C] of [(N,) C, (D,) (H,) W]."""
     channel = rank - spatial - 1
     return (*range(channel), *range(channel + 1, rank), channel)
 
 
 def to_nhwc_image(cx: KernelContext, x: QuantizedValue, spatial: int) -> Node:
-    """[(N,) C, (H,) W] as an image. ``spatial`` is the number of spatial dimensions: 1 or 2."""
+    """[(N,) C, (D,) (H,) W] as an image. ``spatial`` is the number of spatial dimensions: 1, 2 or 3."""
     channel = x.rank - spatial - 1
     batch = x.shape[0] if channel else 1
-    shape = (batch, *spatial_pair(x.shape, spatial), x.shape[channel])
+    sizes = spatial_pair(x.shape, spatial) if spatial < 3 else x.shape[-spatial:]
+    shape = (batch, *sizes, x.shape[channel])
     return cx.emit.reshape(cx.emit.materialize(x, _channels_last(x.rank, spatial)), shape)
 
 
 def from_nhwc_image(cx: KernelContext, node: Node, spatial: int) -> QuantizedValue:
-    """The result [(N,) C, (H,) W] of ``cx.node``, from an image."""
+    """The result [(N,) C, (D,) (H,) W] of ``cx.node``, from an image. Of a 3D one, N and D may be one dimension."""
     return from_planes(cx, node, _channels_last(cx.node.meta["val"].dim(), spatial))
 
 
@@ -67,15 +68,3 @@ def from_planes(cx: KernelContext, node: Node, layout: Layout) -> QuantizedValue
     """The result [(N,) C, (H,) W] of ``cx.node``, from an image of ``to_planes``."""
     shape = cx.node.meta["val"].shape
     return cx.make_result(cx.emit.reshape(node, [shape[axis] for axis in layout]), layout)
-
-
-def to_volume(cx: KernelContext, x: QuantizedValue) -> Node:
-    """[(N,) C, D, H, W] as a volume [N, D, H, W, C]."""
-    channel = x.rank - 4
-    stored = cx.emit.materialize(x, _channels_last(x.rank, 3))
-    return cx.emit.reshape(stored, (x.shape[0] if channel else 1, *x.shape[-3:], x.shape[channel]))
-
-
-def from_volume(cx: KernelContext, node: Node) -> QuantizedValue:
-    """The result [(N,) C, D, H, W] of ``cx.node``, from the images of a volume: [N, D, H, W, C] or [N * D, H, W, C]."""
-    return from_nhwc_image(cx, node, 3)

@@ -189,7 +189,7 @@ def maximum_pool(cx: KernelContext) -> QuantizedValue:
     if dilation != [1, 1]:
         raise Unsupported("the pooling kernels have no dilation")
     if window == _Windows([1, 1], [1, 1], [0, 0]):
-        return cx.clamp(x)  # 3D pooling of planes alone pools the depth so
+        return cx.clamp(x)  # 3D pooling with kernel depth 1 is decomposed to 2D pooling, and this one of the depth
     (image, layout), pad = to_planes(cx, x, spatial), window.pad
     if arguments["ceil_mode"] and _has_partial_windows(cx, x, window):
         image, pad = _pad_for_ceil_mode(cx, image, window), [0, 0]

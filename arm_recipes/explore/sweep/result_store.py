@@ -30,7 +30,7 @@ class ResultStore:
 
     def __init__(self, cache_dir: str | Path | None) -> None:
         self._folder = None if cache_dir is None else make_folder(cache_dir, "cache_dir")
-        self._is_writable = True
+        self._has_warned = False
 
     def load_record(self, key: str) -> dict[str, Any] | None:
         """Load the record of a key; None if it is missing or invalid."""
@@ -95,6 +95,6 @@ class ResultStore:
         try:
             write_file_atomically(self._folder / name, data)
         except OSError as error:
-            if self._is_writable:
+            if not self._has_warned:
                 warn(f"cache_dir: results are not cached, because a file cannot be written: {error}")
-            self._is_writable = False
+            self._has_warned = True
