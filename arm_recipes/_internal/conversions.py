@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 #: Method of a tensor that converts it to a dtype. Other dtypes need ``.to``.
 _DTYPE_METHODS = {
@@ -53,6 +54,11 @@ def list_shape_conversions(shape: Sequence[int]) -> Iterator[Conversion]:
         yield Conversion(".unsqueeze(0).unsqueeze(0)", (1, 1, *sizes), "batch and channel dimension are missing")
     if rank and sizes[0] == 1:
         yield Conversion(".squeeze(0)", sizes[1:], "there is an additional dimension")
+
+
+def dtype_name(dtype: Any) -> str:
+    """Name of a ``torch.dtype`` without its module, for example "float32"."""
+    return str(dtype).removeprefix("torch.")
 
 
 def convert_dtype_code(dtype: str, expected: str) -> str:

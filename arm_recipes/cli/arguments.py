@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from arm_recipes._internal.conversions import dtype_name
 from arm_recipes._internal.files import check_saved_program
 from arm_recipes.cli.parser import OUTPUT, RECIPE_GROUPS, SAMPLES, Parser
 from arm_recipes.cli.samples import (
@@ -307,7 +308,7 @@ def read_model_samples(args: argparse.Namespace, name: str, program: ExportedPro
 
     input_signature = InputSignature.from_program(program)
     input_infos = [
-        TensorInfo(name, str(leaf.dtype).removeprefix("torch."), static_shape(leaf.shape))
+        TensorInfo(name, dtype_name(leaf.dtype), static_shape(leaf.shape))
         for name, leaf in zip(input_signature.names, input_signature.leaves, strict=True)
         if isinstance(leaf, torch.Tensor)
     ]
@@ -330,7 +331,10 @@ def _flag_of(name: str) -> str:
 
 
 def read_argument_samples(args: argparse.Namespace, name: str, input_infos: Sequence[TensorInfo]) -> Any:
-    """Read the samples of an argument: tuples of tensors, one per input, or what the user's function returns.
+    """Read the samples that an argument names: a file of arrays, or a function ``module:function``.
+
+    Returns:
+        A list of tuples of tensors, one tensor per input; for a function, its result.
 
     Raises:
         ValueError: the samples do not fit the inputs.

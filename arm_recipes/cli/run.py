@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from arm_recipes._internal.conversions import dtype_name
 from arm_recipes._internal.files import check_file, check_writable
 from arm_recipes.cli import arguments
 from arm_recipes.cli.parser import OUTPUT
@@ -85,7 +86,7 @@ def _output_rows(names: Sequence[str], all_outputs: Sequence[Sequence[Any]]) -> 
             yield {
                 "sample": sample,
                 "name": name,
-                "dtype": str(tensor.dtype).removeprefix("torch."),
+                "dtype": dtype_name(tensor.dtype),
                 "shape": list(tensor.shape),
                 "min": float(values.min()) if len(values) else 0.0,
                 "max": float(values.max()) if len(values) else 0.0,

@@ -22,6 +22,7 @@ from arm_backend_core.nodes import (
 from arm_backend_core.ops.catalog import find_record, has_shared_qparams, is_average
 from arm_backend_core.program import constants_of
 from arm_backend_core.quantization.diagnostics.error_metrics import QuantizationGrid
+from arm_recipes._internal.conversions import dtype_name
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def _create_compared_tensor(
         grid=grid,
         is_lossless=_is_lossless(producer, grid),
         has_fixed_grid=getattr(find_record(producer), "fixed_range", None) is not None,
-        dtype=str(node.meta["val"].dtype).removeprefix("torch."),
+        dtype=dtype_name(node.meta["val"].dtype),
         operator="input" if producer.op == "placeholder" else " + ".join(operators),
         module=module,
         consumers=_consumer_modules(node),

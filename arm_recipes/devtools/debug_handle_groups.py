@@ -21,6 +21,7 @@ from torch.fx import Node
 from arm_backend_core.nodes import first_result, is_dequantize, is_quantize
 from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.registry import AnnotationKind
+from arm_recipes._internal.conversions import dtype_name
 from arm_recipes.runtime.tosa_flatbuffer import TosaOperator
 
 #: TOSA operators that only change the shape or the order of the axes of their operand, or copy it. Operators that move
@@ -220,7 +221,7 @@ def _find_value(node: Node, delegate_nodes: set[Node], computed: Collection[int]
     dequantizes = [
         user for quantize in quantizes for user in quantize.users if user in delegate_nodes and is_dequantize(user)
     ]
-    name = str(dtype).removeprefix("torch.")
+    name = dtype_name(dtype)
     all_equivalents = tuple(dict.fromkeys((*equivalents, *quantizes, *dequantizes)))
     # Without a dequantize node inside, the delegate returns integers, and the CPU dequantizes them.
     return (
@@ -234,7 +235,7 @@ def _unquantized_value(node: Node) -> _ComputedValue | None:
     example = node.meta.get("val")
     if not isinstance(example, torch.Tensor):
         return None
-    name = _TOSA_DTYPE_OF.get(str(example.dtype).removeprefix("torch."))
+    name = _TOSA_DTYPE_OF.get(dtype_name(example.dtype))
     return None if name is None else _ComputedValue(node, (node,), name)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from arm_recipes._internal.conversions import dtype_name
 from arm_recipes._internal.errors import BudgetError, ExportError
 from arm_recipes._internal.rendering import as_text
 from arm_recipes.recipe.options import parse_bytes
@@ -88,8 +89,7 @@ class BankedMemoryPlanner:
             rows.append((name, available, f"{used:,} B are the NPU's" if used else ""))
         largest = sorted(specs, key=lambda spec: -spec.allocated_memory)[:5]
         tensors: list[tuple[str, ...]] = [
-            (f"{spec.allocated_memory:,} B", str(spec.dtype).removeprefix("torch."), str(list(spec.shape)))
-            for spec in largest
+            (f"{spec.allocated_memory:,} B", dtype_name(spec.dtype), str(list(spec.shape))) for spec in largest
         ]
         names = ", ".join(name for name, _ in self.budgets)
         needed = sum(spec.allocated_memory for spec in specs)

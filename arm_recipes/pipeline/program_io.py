@@ -10,6 +10,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, OutputKind, TensorArgument
 
 from arm_backend_core.program import mutated_buffers
+from arm_recipes._internal.conversions import dtype_name
 from arm_recipes._internal.errors import ExportError
 from arm_recipes.runtime.tensor_info import TensorInfo
 
@@ -42,7 +43,7 @@ def _reject_complex_outputs(method: str, program: ExportedProgram) -> None:
     for spec, node in zip(program.graph_signature.output_specs, results, strict=True):
         is_result = spec.kind is OutputKind.USER_OUTPUT
         if isinstance(node, torch.fx.Node) and is_complex(node) and node.op != "placeholder":
-            dtype, line = str(node.meta["val"].dtype).removeprefix("torch."), source_line(node)
+            dtype, line = dtype_name(node.meta["val"].dtype), source_line(node)
             subject = f"output {index} of '{method}'" if is_result else f"the new value of '{spec.target}'"
             remedy = "return torch.view_as_real(y)" if is_result else "store torch.view_as_real(x) in the buffer"
             raise ExportError(
@@ -71,7 +72,7 @@ def make_tensor_infos(
         infos.append(
             TensorInfo(
                 name=name,
-                dtype=str(value.dtype).removeprefix("torch."),
+                dtype=dtype_name(value.dtype),
                 shape=tuple(value.shape),
                 scale=config_methods.get(f"{prefix}{index}_scale"),
                 zero_point=config_methods.get(f"{prefix}{index}_zp"),

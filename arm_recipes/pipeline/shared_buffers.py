@@ -19,6 +19,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 
 from arm_backend_core.program import TENSOR_KINDS, TensorIdentity, mutated_buffers, store_of, tensor_identity
+from arm_recipes._internal.conversions import dtype_name
 from arm_recipes._internal.errors import ExportError
 
 if TYPE_CHECKING:
@@ -101,16 +102,13 @@ def check_shared_buffers(programs: Mapping[str, ExportedProgram]) -> None:
             tensor = store_of(program, name)[name]
             other, first = first_uses.setdefault(name, (method, tensor))
             if tensor.dtype is not first.dtype or not tensor.equal(first):
+                dtypes = dtype_name(first.dtype), dtype_name(tensor.dtype)
                 raise ExportError(
-                    f"the buffer '{name}' is {_dtype_name(first)} in method '{other}' and {_dtype_name(tensor)} in "
+                    f"the buffer '{name}' is {dtypes[0]} in method '{other}' and {dtypes[1]} in "
                     f"method '{method}', so they cannot share it: the methods were quantized separately. Pass the "
                     "floating-point models of all methods to one export, with a recipe whose only quantizer is of this "
                     "package; or use separate buffers"
                 )
-
-
-def _dtype_name(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def plan_shared_buffers(config: ExecutorchBackendConfig) -> ExecutorchBackendConfig:

@@ -1,4 +1,4 @@
-"""What vendors publish about the firmware of a board: memories, Zephyr's board and devicetree, CMSIS packs.
+"""Firmware properties of boards, from documents of the vendors: memories, Zephyr's board and devicetree, CMSIS packs.
 
 Each entry cites its source; a field that no public document states is empty. To add a board, add an entry to
 ``SUPPORT``. This module must not import PyTorch, because the command line uses it.
@@ -93,7 +93,7 @@ class CmsisDevice:
 
 @dataclass(frozen=True)
 class BoardSupport:
-    """What vendors publish about the firmware of a board. A field is None if no document was found."""
+    """Firmware properties of a board, from documents of its vendor. None marks a property that no document has."""
 
     cpu: str
     memories: Memories | None = None

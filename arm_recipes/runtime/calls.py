@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from arm_recipes._internal.conversions import suggest_conversion
+from arm_recipes._internal.conversions import dtype_name, suggest_conversion
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.pte import PteTensor
 from arm_recipes.runtime.signature import IOValue, Signature
@@ -82,7 +82,7 @@ def check_input(
         return value
     if not isinstance(value, torch.Tensor):
         raise ValueError(f"{what} must be a tensor, {expected}; got {type(value).__name__}")
-    dtype = str(value.dtype).removeprefix("torch.")
+    dtype = dtype_name(value.dtype)
     if dtype != layout.dtype or not layout.accepts_shape(tuple(value.shape)):
         hint = ""
         if kind_of(value.dtype) is ScalarKind.FLOAT and getattr(expected, "scale", None) is not None:

@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils import _pytree as pytree
 
-from arm_recipes._internal.conversions import describe_tensor, suggest_conversion
+from arm_recipes._internal.conversions import describe_tensor, dtype_name, suggest_conversion
 
 _ACCEPTED_INPUTS = (
     "inputs are tensors, NumPy arrays, numbers, booleans, strings and None, and lists, tuples, dicts and dataclasses "
@@ -227,7 +227,7 @@ class InputSignature:
                 continue
             if _matches_shape(value.shape, expected.shape) and value.dtype == expected.dtype:
                 continue
-            types = str(value.dtype).removeprefix("torch."), str(expected.dtype).removeprefix("torch.")
+            types = dtype_name(value.dtype), dtype_name(expected.dtype)
             is_static = all(isinstance(size, int) for size in expected.shape)
             hint = suggest_conversion(types[0], value.shape, types[1], expected.shape) if is_static else ""
             if value.dim() == expected.dim() and types[0] == types[1]:

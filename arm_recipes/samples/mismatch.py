@@ -23,6 +23,7 @@ from arm_recipes._internal.conversions import (
     Conversion,
     convert_dtype_code,
     describe_tensor,
+    dtype_name,
     list_shape_conversions,
 )
 from arm_recipes.samples.call_inputs import Inputs, InputSignature, input_description
@@ -222,7 +223,7 @@ def _add_batch(tensor: torch.Tensor) -> Conversion:
 
 
 def _change(index: int, tensor: torch.Tensor, dtype: torch.dtype, conversion: Conversion | None = None) -> _Change:
-    code = convert_dtype_code(_dtype_name(tensor.dtype), _dtype_name(dtype))
+    code = convert_dtype_code(dtype_name(tensor.dtype), dtype_name(dtype))
     if conversion is None:
         return _Change(index, dtype, tuple(tensor.shape), code, "")
     return _Change(index, dtype, conversion.shape, conversion.code + code, conversion.reason)
@@ -280,11 +281,11 @@ def _describe_changes(
 ) -> str:
     change = changes[0]
     tensor, name = tensors[change.leaf], names[change.leaf]
-    got = describe_tensor(_dtype_name(tensor.dtype), tensor.shape)
-    expected = describe_tensor(_dtype_name(change.dtype), change.shape)
+    got = describe_tensor(dtype_name(tensor.dtype), tensor.shape)
+    expected = describe_tensor(dtype_name(change.dtype), change.shape)
     text = f"{input_description(description, change.leaf, name)} is {got}, the model takes {expected}"
     if change.shape == tuple(tensor.shape) and change.dtype == weights != torch.float32:
-        weight = f"its weights are {_dtype_name(weights)}"
+        weight = f"its weights are {dtype_name(weights)}"
         converted = "" if tensor.dtype == torch.float32 else " and float32 samples"
         return f"{text}: {weight}; pass the model converted with model.float(){converted}"
     if change.reason:
@@ -294,7 +295,3 @@ def _describe_changes(
     codes = [f"{names[item.leaf]}{item.code}" for item in changes]
     scaled = kind_of(tensor.dtype) is not ScalarKind.FLOAT and kind_of(change.dtype) is ScalarKind.FLOAT
     return f"{text}; pass {', '.join(codes)}{', scaled as in training' if scaled else ''}"
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

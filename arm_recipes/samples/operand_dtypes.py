@@ -14,6 +14,8 @@ from torch.fx import Graph
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from arm_recipes._internal.conversions import dtype_name
+
 _ATEN = torch.ops.aten
 #: Operators whose operands must have one dtype.
 _EQUAL_DTYPES = frozenset(
@@ -64,4 +66,4 @@ class RequireEqualDtypes(TorchDispatchMode):
 def _dtypes(values: Iterable[Any]) -> list[str]:
     """The names of the dtypes of tensors, in their order."""
     tensors = (value for value in values if isinstance(value, torch.Tensor))
-    return list(dict.fromkeys(str(tensor.dtype).removeprefix("torch.") for tensor in tensors))
+    return list(dict.fromkeys(dtype_name(tensor.dtype) for tensor in tensors))

@@ -1,9 +1,9 @@
 """Labels of a ``DataLoader`` that would become an optional input of the model: ``forward(x, labels=None)``.
 
-The batches of a ``DataLoader`` are usually (inputs, labels). A required parameter shows that the second item is an
-input, an optional one does not. Numbers of integer and boolean type, one per item, are refused, because both is
-possible. Floats of this shape are passed, with a note. Items of other shapes are inputs, unless the parameter is named
-after labels.
+The batches of a ``DataLoader`` are usually (inputs, labels). If the model's second parameter is required, the second
+tensor of a batch is its input. If the parameter is optional, this tensor may be the labels or the input. One integer or
+boolean per sample of the batch is refused. One float per sample is an input, and the report gets a note. Tensors of
+other shapes are inputs. For a parameter named after labels, such as ``target``, every tensor is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch.export import ExportedProgram
 
 from arm_backend_core.scalar_kind import INTEGER_OR_BOOL, ScalarKind, kind_of
-from arm_recipes._internal.conversions import describe_tensor
+from arm_recipes._internal.conversions import describe_tensor, dtype_name
 from arm_recipes.samples.call_inputs import Inputs
 
 #: Names of parameters that are labels, whatever their dtype and shape. With them, a model computes its loss.
@@ -33,11 +33,10 @@ def reject_optional_label(model: Any, sample: Any, suffix: str) -> None:
     for index, value, name in _optional_tensors(model, sample):
         is_number_per_item = kind_of(value.dtype) in INTEGER_OR_BOOL and _has_one_number_per_item(value)
         if is_number_per_item or name in _LABEL_NAMES:
-            inputs = "(batch[0],)" if index == 1 else f"batch[:{index}]"
             raise ValueError(
                 f"samples{suffix}: item {index} of the DataLoader's batches is {_describe(value)}, which may be labels "
-                f"or the optional input '{name}' of the model. If labels, leave them out: [{inputs} for batch in "
-                f"loader]; labels=[...] measures the accuracy with them. If inputs, pass a list of the batches: "
+                f"or the optional input '{name}' of the model. If labels, leave them out: {_inputs_code(index)}; "
+                f"labels=[...] measures the accuracy with them. If inputs, pass a list of the batches: "
                 "[tuple(batch) for batch in loader]"
             )
 
@@ -46,10 +45,9 @@ def optional_input_notes(method: str, model: Any, sample: Any) -> Iterator[str]:
     """Yield a note on each optional input of the model that gets one float per item of a ``DataLoader``'s batch."""
     for index, value, name in _optional_tensors(model, sample):
         if kind_of(value.dtype) is ScalarKind.FLOAT and _has_one_number_per_item(value):
-            inputs = "(batch[0],)" if index == 1 else f"batch[:{index}]"
             yield (
                 f"item {index} of the DataLoader's batches, {_describe(value)}, is the optional input '{name}' of "
-                f"'{method}'; if it is the label, leave it out: [{inputs} for batch in loader]"
+                f"'{method}'; if it is the label, leave it out: {_inputs_code(index)}"
             )
 
 
@@ -69,5 +67,11 @@ def _has_one_number_per_item(x: torch.Tensor) -> bool:
     return x.dim() < 2 or (x.dim() == 2 and x.shape[1] == 1)
 
 
+def _inputs_code(count: int) -> str:
+    """Python code of the samples with the first ``count`` items of each batch."""
+    inputs = "(batch[0],)" if count == 1 else f"batch[:{count}]"
+    return f"[{inputs} for batch in loader]"
+
+
 def _describe(x: torch.Tensor) -> str:
-    return describe_tensor(str(x.dtype).removeprefix("torch."), x.shape)
+    return describe_tensor(dtype_name(x.dtype), x.shape)

@@ -16,6 +16,7 @@ from torch import fx
 from arm_backend_core.cortex_m.catalog import KERNELS
 from arm_backend_core.cortex_m.kernels.registry import LIBRARY_NAMESPACE
 from arm_backend_core.nodes import operator_name, overload_of, source_location
+from arm_recipes._internal.conversions import dtype_name
 from arm_recipes._internal.errors import NotRunnableError
 from arm_recipes._internal.messages import warn
 from arm_recipes.stages.edge.cpu_operators import CpuOperator, group_operators
@@ -91,7 +92,7 @@ def _kernel_problems(node: fx.Node) -> Iterator[str]:
         yield "its kernel supports 1D and 2D convolutions only: express the 3D convolution by 2D ones"
     for value in (*tensors, *(value for value in operands if isinstance(value, torch.Tensor))):
         if value.dtype in _UNSUPPORTED_DTYPES:
-            yield f"its kernel does not support {_dtype_name(value.dtype)}: convert to another type in the model"
+            yield f"its kernel does not support {dtype_name(value.dtype)}: convert to another type in the model"
 
 
 def _quantization_problems(node: fx.Node, result: torch.Tensor) -> Iterator[str]:
@@ -103,11 +104,11 @@ def _quantization_problems(node: fx.Node, result: torch.Tensor) -> Iterator[str]
     source, scale = node.args[:2]
     float_tensor = source.meta["val"] if quantizes and isinstance(source, fx.Node) else result
     if float_tensor.dtype not in _QUANTIZABLE_FLOAT_DTYPES:
-        yield f"its kernel does not support {_dtype_name(float_tensor.dtype)}: convert to float32 in the model"
+        yield f"its kernel does not support {dtype_name(float_tensor.dtype)}: convert to float32 in the model"
     if isinstance(scale, float) and not (0 < scale < math.inf and 1 / scale < math.inf):
         yield f"its scale is {scale}: calibrate with samples whose values are finite"
     if isinstance(scale, fx.Node) and quantizes and scale.meta["val"].dtype != torch.float64:
-        yield f"its kernel needs float64 scales, these are {_dtype_name(scale.meta['val'].dtype)}"
+        yield f"its kernel needs float64 scales, these are {dtype_name(scale.meta['val'].dtype)}"
 
 
 def kernel_name(node: fx.Node) -> str | None:
@@ -131,7 +132,3 @@ def _library_kernels() -> frozenset[str]:
 
 def _to_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (tuple, list)) else [value]
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
