@@ -183,9 +183,10 @@ def fuse_into_univariate(
 
 
 def _needs_composition(function: Univariate, args: list[Any], q: QParams) -> bool:
-    """Whether ``function`` of int16 tables of ``args`` is coarse, but its values are a sum of few products.
+    """Whether int16 tables of ``args`` are too coarse for ``function``, while ``factorize`` can represent its values.
 
-    For example, int16 has 1 / (abs(x) + 0.1) with 0.1% of precision for x = 30, and a quotient by it is as coarse.
+    For example, an int16 table of 1 / (abs(x) + 0.1) has a relative precision of 0.1% at x = 30. A quotient by this
+    table has the same relative error.
     """
     assert function.base.q is not None
     base_q = function.base.q

@@ -28,7 +28,7 @@ def to_nchw(b: Builder, x: Value) -> Value:
 def is_image(x: Value) -> bool:
     """Whether ``x`` [N, C, H, W] follows from a convolution, pooling or resize, so that it is stored as [N, H, W, C].
 
-    Elementwise operators, concatenations, slices and padding may stand between.
+    Elementwise operators, concatenations, slices and padding may be between this operator and ``x``.
     """
     for _ in range(_MAX_STEPS):
         op = x.producer
@@ -37,7 +37,7 @@ def is_image(x: Value) -> bool:
         if op.kind == "TRANSPOSE":
             return tuple(op.attrs["perms"]) == _NHWC_TO_NCHW
         if op.kind == "RESHAPE" and (inner := op.inputs[0].producer) is not None and inner.kind == "RESHAPE":
-            op = inner  # a view, and the view back
+            op = inner  # a RESHAPE and its inverse
         operands = [operand for operand in op.inputs if operand.data is None and operand.rank == x.rank]
         is_view = op.kind == "RESHAPE" and op.inputs[0].shape == x.shape
         if not (is_view or OPERATORS[op.kind].is_elementwise or op.kind in _MOVEMENTS) or not operands:

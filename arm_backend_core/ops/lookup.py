@@ -220,9 +220,9 @@ def _suffices(error: Array, q: QParams) -> bool:
 
 
 def _note_coarse_table(b: Builder, error: Array, q: QParams) -> None:
-    """Add a note to the report if half of the results have an error above 2**-10 of the range, as of a fast chirp.
+    """Add a note to the report if half of the results have an error above 2**-10 of the range, as for a fast chirp.
 
-    At jumps and poles, few results have a large error.
+    A jump or a pole gets no note, because only the few results near it have a large error.
     """
     full_range = float(q.scale) * (q.qmax - q.qmin)
     if np.median(np.abs(error)) <= full_range * 2.0**-10:

@@ -19,7 +19,7 @@ from arm_backend_core.ops.fixed_point_value import Q15_MAX, FixedPoint
 Array = np.ndarray[Any, Any]
 #: Maximum number of products. Each takes two TABLEs and a MUL.
 _MAX_RANK = 8
-#: Largest sum of magnitudes of the products, in their integers, so that INT32 holds each partial sum.
+#: Limit of the sum of the products' magnitudes, as integers. INT32 then holds each partial sum.
 _MAX_SUM = (1 << 31) - (1 << 20)
 
 
@@ -51,7 +51,7 @@ def factorize(sample_bytes: bytes, step: float, max_error: float) -> tuple[Array
     u, v = u[:, :rank].T, v[:rank]
     u = np.rint(u / _scale(u)) * _scale(u)
     if np.linalg.matrix_rank(u) == rank:
-        v = np.linalg.lstsq(u.T, matrix, rcond=None)[0]  # the best v for the rounded u
+        v = np.linalg.lstsq(u.T, matrix, rcond=None)[0]  # least squares: v compensates the rounding of u
     return (u, v) if np.abs(approximate(u, v) - samples).max() <= max_error else None
 
 
@@ -82,7 +82,7 @@ def emit_separable(x: FixedPoint, u: Array, v: Array) -> FixedPoint:
 
 
 def _choose_scales(u: Array, v: Array) -> tuple[float, float]:
-    """Common scales of all u and of all v: int16 holds them, and INT32 the sum of the products' magnitudes."""
+    """One scale for u and one for v: int16 holds the factors, and INT32 the sum of the products' magnitudes."""
     u_scale, v_scale = _scale(u), _scale(v)
     total = float((np.abs(u).T @ np.abs(v)).max()) / (u_scale * v_scale)
     return u_scale, v_scale * max(total / _MAX_SUM, 1.0)

@@ -52,7 +52,7 @@ def to_planes(cx: KernelContext, x: QuantizedValue, spatial: int) -> tuple[Node,
     """[(N,) C, (H,) W] as an image, for an operator that computes each plane [H, W] alone, and the result's layout.
 
     The layout is kept if the dimensions in front of a plane can be the image's batch, and those behind it the channels.
-    Kernels compute channels together, so a single one is slow.
+    An image of one channel is avoided, because the kernels are vectorized along the channels.
     """
     axes, first = tuple(range(x.rank - spatial, x.rank)), x.layout.index(x.rank - spatial)
     before, behind = x.layout[:first], x.layout[first + spatial :]

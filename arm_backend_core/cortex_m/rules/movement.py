@@ -17,7 +17,8 @@ from arm_backend_core.permutation import Layout, inverse
 
 aten = torch.ops.aten
 
-#: Elements up to which an index becomes a constant although it is larger than the constants that it is computed from.
+#: Maximum size of an index that is folded to a constant even if it has more elements than its operands. A larger
+#: constant would need more flash than the operators that compute it.
 _MAX_FOLDED_INDEX = 1024
 
 
@@ -62,10 +63,10 @@ def reshape(cx: KernelContext) -> QuantizedValue:
 
 
 def _layout_of_view(x: QuantizedValue, shape: tuple[int, ...]) -> Layout | None:
-    """The layout with which ``x`` becomes a view of another shape; None if its elements would change places.
+    """The layout of ``x`` after a view as ``shape``; None if the elements would have to be moved.
 
-    Dimensions that become one (or that one becomes) must be adjacent in memory, in the program's order. Dimensions of
-    size 1 do not matter.
+    If the view merges dimensions of ``x`` into one, or splits one, these dimensions must be adjacent in memory and in
+    the program's order. Dimensions of size 1 do not matter.
     """
     merged = _merged_dimensions(x.shape, shape)
     if merged is None:
@@ -82,9 +83,11 @@ def _layout_of_view(x: QuantizedValue, shape: tuple[int, ...]) -> Layout | None:
 
 
 def _merged_dimensions(shape: Sequence[int], view: Sequence[int]) -> dict[int, tuple[list[int], list[int]]] | None:
-    """The dimensions of a shape that have the elements of dimensions of a view, by the first of them.
+    """Match the dimensions of a shape with those dimensions of a view that index the same elements.
 
-    Dimensions of size 1 are left out. None if there are no elements.
+    Returns:
+        First dimension of a group -> (dimensions of the shape, dimensions of the view), without dimensions of size 1.
+        None if there are no elements.
     """
     old, new = ([axis for axis, size in enumerate(sizes) if size != 1] for sizes in (shape, view))
     if 0 in shape:
@@ -187,7 +190,7 @@ _EDGE_PADS = {
 
 @rule(aten.constant_pad_nd.default, aten.pad.default, *_EDGE_PADS)
 def pad(cx: KernelContext) -> QuantizedValue:
-    """Padding. A number is quantized with the parameters of the result."""
+    """Padding by elements of the operand, or by a constant, which gets the quantization parameters of the result."""
     arguments = arguments_of(cx.node)
     x = _operand(cx, cx.node.args[0])
     amounts: list[int] = list(arguments["pad" if "pad" in arguments else "padding"])
@@ -224,7 +227,7 @@ def _pad_with_elements(cx: KernelContext, x: QuantizedValue, amounts: list[int],
 
 @rule(aten.roll.default)
 def roll(cx: KernelContext) -> QuantizedValue:
-    """Elements are shifted along dimensions, and those beyond the end start again: two slices, concatenated."""
+    """Circular shift along dimensions: the last elements become the first, by two slices and a concatenation."""
     arguments = arguments_of(cx.node)
     x, dims = _operand(cx, cx.node.args[0]), list(arguments["dims"])
     if dims:
