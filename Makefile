@@ -16,7 +16,7 @@ WORKERS ?= 2
 SYSTEM_PACKAGES ?= yes
 MINUTES ?= 10
 TARGET ?=
-SEED ?= 0
+SEED ?=
 GOLDEN ?=
 PARTS ?=
 REVISION = $(shell git describe --always --dirty)
@@ -65,11 +65,10 @@ notebooks: $(READY_TEST)
 record: $(READY_TEST) $(VELA:%=build/vela-%)
 	$(call vela,$(VELA)) $(BIN)/python -m pytest -n $(WORKERS) -q tests/models -k figures_are_those_recorded --record --verify
 
-# Random graphs: MINUTES of TARGET's, or what a release is checked with: the operators on eight Ethos-U NPUs, the models
-# on each recipe and damaged programs, executed (less than an hour), then large numbers of graphs (hours; taken up where
-# it stopped).
+# Random graphs for MINUTES: of TARGET, by default of TOSA_FP and TOSA_INT8. At the same commit, another run continues where
+# the last one stopped.
 fuzz: debian $(READY_TEST)
-	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) --seed $(SEED) --workers $(WORKERS) \
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) --workers $(WORKERS) \
 	  $(if $(TARGET),--target $(TARGET)) --record build/fuzz/$(REVISION)
 
 # Measure all tests and record the cases that make test runs (tests/case_selection.py). It takes an hour.
@@ -85,7 +84,7 @@ cpp-suites: debian-test $(READY_TEST)
 # All checks of a release, in parts that are run once at each commit: see tests/verify.py. PARTS="golden fuzz" selects
 # some. With GOLDEN=folder also programs that others made, with their results: see tests/golden.py.
 verify: debian-test $(READY_TEST) build/vela-$(OLDER)
-	$(BIN)/python -m tests.verify --workers $(WORKERS) --seed $(SEED) --older-vela $(OLDER) \
+	$(BIN)/python -m tests.verify --workers $(WORKERS) $(if $(SEED),--seed $(SEED)) --older-vela $(OLDER) \
 	  $(if $(GOLDEN),--golden $(GOLDEN)) $(if $(PARTS),--parts $(PARTS))
 
 lint: lint-types lint-python lint-cpp

@@ -94,8 +94,7 @@ class SampleResult:
         sums: error sums of each output tensor, by output index.
         layers: error sums of the compared tensors, by name; in a comparison of two programs, by node.
         isolated: errors of isolated layers, by name.
-        mismatched: delegates whose results differed from their TOSA graphs in the last sample whose layers were
-            compared.
+        mismatched: if the layers of this sample were compared, delegates whose results differed from their TOSA graphs.
     """
 
     reference: list[Any]
@@ -174,7 +173,7 @@ class _LoadedProgram:
         ]
         with host_backends.record_executions() as executions:
             results = self._program.execute(*tensors, method=spec.method)
-        self._executions = executions
+        self._executions, self.mismatched = executions, ()
         return [
             info.to_model(value) if isinstance(info, TensorInfo) else value
             for info, value in zip(spec.outputs, results, strict=True)
