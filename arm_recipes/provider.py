@@ -152,7 +152,10 @@ def _planning_options(target: str, values: Options, memory_planner: BankedMemory
 
 
 def _shares_scratch(target: str, values: Options) -> bool:
-    """Whether the memory plan may place the NPU's scratch: in firmware, with ``shared_scratch``, without ``memory``."""
+    """Whether the memory plan may place the NPU's scratch.
+
+    It may in programs for firmware, with the option ``shared_scratch`` and without the option ``memory``.
+    """
     return target == "ETHOSU" and not values.get("direct_drive") and values["shared_scratch"] and not values["memory"]
 
 

@@ -73,7 +73,7 @@ def compare_with_model(
         pairs = zip(comparison_samples.inputs, expected, strict=True)
         items = [WorkItem(index, inputs, index < count, reference) for index, (inputs, reference) in enumerate(pairs)]
         results = _run_items(ComparisonJob(spec, None), items, workers, progress)
-        finer = _finer_precision(result.recipe)
+        finer = _higher_precision(result.recipe)
         gaps = compute_layer_gaps(spec, results, original, comparison_samples.inputs[:count], finer)
     names = [info.name for info in record.outputs]
     return Comparison(
@@ -90,9 +90,9 @@ def compare_with_model(
     )
 
 
-def _finer_precision(recipe: object) -> str:
+def _higher_precision(recipe: object) -> str:
     """Precision of the recipe's target that rounds less than int8; A16W8 if the recipe is not of this package."""
-    return precisions.finer_precision(recipe.type_name) if isinstance(recipe, ArmRecipe) else "A16W8"
+    return precisions.higher_precision(recipe.type_name) if isinstance(recipe, ArmRecipe) else "A16W8"
 
 
 @shorten_tracebacks

@@ -56,7 +56,7 @@ class LayerAdvice:
         share: error of the cause as a share of the sum of the three errors.
         text: measured figures and the remedy.
         sqnr: expected SQNR of the isolated layer in dB, computed from the measured noise powers. For "rounding" and
-            "outliers", with the target's finer precision; for "range", with the range of the samples; for "clipping"
+            "outliers", with ``higher_precision``; for "range", with the range of the samples; for "clipping"
             and "weights", without the error of this cause.
         precision: precision that the remedy recommends for modules, a value of the recipe option ``precisions``; "" if
             the remedy recommends none.
@@ -80,7 +80,7 @@ class LayerDiagnosis:
         calibrated_range: smallest and largest value in calibration; None if unknown.
         weights: quantized constants that the layer reads.
         consumers: submodules that consume the result. Their precision decides the precision of the result.
-        finer_precision: precision of the target that rounds less than int8, see ``recipe.precisions.finer_precision``.
+        higher_precision: precision with more bits than int8 to suggest, see ``recipe.precisions.higher_precision``.
     """
 
     errors: IsolatedErrorSums
@@ -89,7 +89,7 @@ class LayerDiagnosis:
     calibrated_range: tuple[float, float] | None
     weights: tuple[QuantizedConstant, ...]
     consumers: tuple[str, ...]
-    finer_precision: str
+    higher_precision: str
 
     @property
     def advice(self) -> LayerAdvice:
@@ -105,7 +105,7 @@ class LayerDiagnosis:
         if cause == "weights":
             return self._create_advice(cause, share, self._weights_advice(), rest)
         kind, text = self._rounding_advice()
-        ratio = (self._range_width / self._used_width) ** 2 if kind == "range" else _NOISE_RATIOS[self.finer_precision]
+        ratio = (self._range_width / self._used_width) ** 2 if kind == "range" else _NOISE_RATIOS[self.higher_precision]
         return self._create_advice(kind, share, text, rest + errors.rounding / ratio)
 
     def _create_advice(self, cause: str, share: float, text: str, noise: float) -> LayerAdvice:
@@ -117,7 +117,7 @@ class LayerDiagnosis:
             text: figures and remedy.
             noise: noise power after the remedy.
         """
-        precision = self.finer_precision if text.endswith(self._precision_advice()) else ""
+        precision = self.higher_precision if text.endswith(self._precision_advice()) else ""
         return LayerAdvice(cause, share, text, decibels(self.errors.signal, noise), precision)
 
     @property
@@ -193,8 +193,8 @@ class LayerDiagnosis:
     def _precision_advice(self) -> str:
         named = " and ".join(f"'{module}'" for module in self.consumers)
         is_named = 0 < len(self.consumers) <= _MAX_NAMED_MODULES
-        if self.finer_precision == "FP":
+        if self.higher_precision == "FP":
             return f"keep {f'its consumers, {named},' if is_named else 'the modules that read it'} in floating point"
         where = f" for its consumers, {named}, or" if is_named else ""
-        title, precision = PRECISION_TITLES[self.finer_precision], self.finer_precision
+        title, precision = PRECISION_TITLES[self.higher_precision], self.higher_precision
         return f"use {title}{where} for the whole model by an {precision} recipe"

@@ -45,7 +45,7 @@ def compute_layer_gaps(
     results: Sequence[SampleResult],
     original: FloatProgram | None,
     inputs: Sequence[Sequence[torch.Tensor]],
-    finer_precision: str,
+    higher_precision: str,
 ) -> list[LayerGap]:
     """Compute the errors of a program's layers against the floating-point model, with causes and remedies.
 
@@ -54,7 +54,7 @@ def compute_layer_gaps(
         results: results of the samples.
         original: the model before quantization; None if this export did not quantize it.
         inputs: inputs of the samples that layers are compared with.
-        finer_precision: precision of the target that rounds less than int8.
+        higher_precision: the precision with more bits than int8 that the advice suggests, for example "A16W8".
     """
     plan = spec.plan
     if plan is None:
@@ -82,7 +82,7 @@ def compute_layer_gaps(
                 output=output_sqnr.get(compared.name),
                 advice=LayerDiagnosis(
                     *(errors, compared.grid, compared.has_fixed_grid, calibrated, weights, compared.consumers),
-                    finer_precision,
+                    higher_precision,
                 ).advice,
             )
             gap = replace(gap, isolated=isolated, weights=weights)
@@ -100,8 +100,8 @@ def _isolated_output_sqnr(
     """Measure the SQNR of the first floating-point output with only one layer quantized.
 
     Returns:
-        SQNR in dB by tensor name, for the layers with the lowest isolated SQNR. Empty for a model with state, and
-        without a floating-point output.
+        SQNR in dB by tensor name, for the layers with the lowest isolated SQNR. Empty if the model has state or no
+        floating-point output.
     """
     if plan.has_state:
         return {}
@@ -133,7 +133,7 @@ def _describe_constant(plan: InterpreterPlan, name: str, original: FloatProgram 
 
 
 def compute_program_layer_gaps(spec: ProgramSpec, results: Sequence[SampleResult]) -> list[LayerGap]:
-    """Compute the errors of a program's layers against another program's, matched by name."""
+    """Compute the errors of a program's layers against the layers of another program that have the same node name."""
     gaps, provided = {}, spec.provided_tensors
     for compared in spec.plan.tensors if spec.plan is not None else ():
         error_sums = [result.layers[compared.node] for result in results if compared.node in result.layers]

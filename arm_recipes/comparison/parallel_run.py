@@ -26,11 +26,12 @@ def run_samples(
     """Run all samples and return their results in order.
 
     Args:
-        workers: maximum number of processes; None: the setting of ``joblib.parallel_config``, or one per core. If it is
-            None and ``joblib.parallel_config`` is set, worker processes run all samples. Otherwise, this process runs
-            samples until it estimates more than 20 s for the remaining ones. On a machine with several cores, worker
-            processes then run the remaining ones. With one worker, a single sample, a program with state or a program
-            without a plan (whose state is unknown, such as a saved program), all samples run in this process.
+        workers: maximum number of processes; None: the setting of ``joblib.parallel_config``, or one per core. This
+            process runs all samples if there is one worker or one sample, if a program has state, or if a program has
+            no plan (its state is unknown, for example in a saved program). Otherwise, worker processes run all samples
+            if ``workers`` is None and ``joblib.parallel_config`` is set. In all other cases, this process runs samples
+            until it estimates more than 20 s for the remaining samples. On a machine with several cores, worker
+            processes then run the remaining samples.
         with_progress: wraps the iterable of results, with or without a progress bar.
     """
     host_plugin.load_plugin()  # build the plugin once, and raise its errors, before processes start

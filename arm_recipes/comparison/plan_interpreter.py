@@ -1,4 +1,4 @@
-"""Plan interpreter: run an interpreter plan in floating point, as quantized, and with isolated layers."""
+"""Plan interpreter: compute a plan's tensors in floating point, as the quantized program, and for isolated layers."""
 
 from __future__ import annotations
 

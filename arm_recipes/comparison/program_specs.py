@@ -23,12 +23,12 @@ def make_export_spec(result: Artifact, record: MethodReport, layers: bool | int)
     """
     key = record.name, bool(layers)
     if key not in result.comparison_specs:
-        result.comparison_specs[key] = _make_export_spec(result, record, has_layers=bool(layers))
+        result.comparison_specs[key] = _make_export_spec(result, record, compare_layers=bool(layers))
     spec, notes = result.comparison_specs[key]
     return spec, list(notes)
 
 
-def _make_export_spec(result: Artifact, record: MethodReport, *, has_layers: bool) -> tuple[ProgramSpec, list[str]]:
+def _make_export_spec(result: Artifact, record: MethodReport, *, compare_layers: bool) -> tuple[ProgramSpec, list[str]]:
     method, float_reference = record.name, result.float_reference
     exported, original = result.exported_programs[method], float_reference.float_programs.get(method)
     spec = ProgramSpec(result.buffer, method, record.inputs, record.outputs, None, (), result.data_file)
@@ -36,7 +36,7 @@ def _make_export_spec(result: Artifact, record: MethodReport, *, has_layers: boo
         plan = InterpreterPlan.from_program(exported, original.float_constants if original is not None else {})
     except UnsupportedProgramError as reason:
         note = f"layers are not compared: the captured program has {reason}"
-        return spec, [note] if has_layers else []
+        return spec, [note] if compare_layers else []
     buffers = {name: node for node, name in exported.graph_signature.inputs_to_buffers.items()}
     plan.constants |= {buffers[name]: tensor for name, tensor in float_reference.initial_states[method].items()}
     spec, notes = replace(spec, plan=plan), []
@@ -45,7 +45,7 @@ def _make_export_spec(result: Artifact, record: MethodReport, *, has_layers: boo
             "the model was quantized before export: the reference uses its quantized weights, without other rounding"
         )
     partitioner = next((x for x in float_reference.partitioners.get(method, ()) if isinstance(x, ArmPartitioner)), None)
-    if has_layers and partitioner is not None and record.delegates:
+    if compare_layers and partitioner is not None and record.delegates:
         instrumented_delegates, more_notes = instrument_delegates(
             exported, partitioner, record.delegates, (compared.name for compared in plan.tensors)
         )

@@ -24,8 +24,8 @@ class OutputGap:
 
     Attributes:
         name: name of the output.
-        gap: error metrics; None for an output that is not a tensor, and for the new value of a mutated input whose
-            reference is unknown, because the captured program could not be interpreted.
+        gap: error metrics. None if the output is not a tensor, or if its reference value is unknown: the new value of a
+            mutated input, if the captured program could not be interpreted.
     """
 
     name: str
@@ -43,10 +43,10 @@ class IsolatedError:
         range: quantized range in the program.
         values: range of the samples' values.
         calibrated: range of the values in calibration; None if unknown.
-        p999: 99.9th percentile of the absolute values of a sample; the maximum over the samples.
+        p999: maximum over the samples of the 99.9th percentile of a sample's absolute values.
         output: SQNR in dB of the first floating-point output with only this layer quantized, measured with the first 4
-            samples; None if the layer is not one of the five with the lowest isolated SQNR, if the model has state, and
-            without a floating-point output.
+            samples; None if the layer is not one of the five with the lowest isolated SQNR, if the model has state, or
+            if it has no floating-point output.
         advice: main cause of the error and the remedy.
     """
 
@@ -75,7 +75,7 @@ class LayerGap:
         value_source: "program" if the delegate computed the value; "PyTorch" if PyTorch computed it from the program's
             values, for operators on the CPU and delegates without intermediate outputs.
         gap: error in the whole program, including the errors of preceding layers.
-        isolated: error of the isolated layer; None if the layer is not quantized or ``moves``, and in
+        isolated: error of the isolated layer; None if the layer is not quantized or only moves values, and in
             comparisons of two programs.
         weights: quantized constants that the layer reads.
     """

@@ -75,7 +75,7 @@ def prepare_samples(
 
 
 def check_batches_unchanged(batches: Sequence[Inputs], rebatched: Sequence[Inputs]) -> None:
-    """Check that a metric gets the outputs of the items of each batch, and no others.
+    """Check that rebatching did not change the batches: a metric needs the outputs of exactly the items of each batch.
 
     Raises:
         ValueError: the batches have been split, joined, or filled up to the program's batch size.

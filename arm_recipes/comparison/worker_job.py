@@ -94,7 +94,8 @@ class SampleResult:
         sums: error sums of each output tensor, by output index.
         layers: error sums of the compared tensors, by name; in a comparison of two programs, by node.
         isolated: errors of isolated layers, by name.
-        mismatched: if the layers of this sample were compared, delegates whose results differed from their TOSA graphs.
+        mismatched: delegates whose results differed from those of their TOSA graphs; empty if the layers of this sample
+            were not compared.
     """
 
     reference: list[Any]

@@ -56,7 +56,8 @@ class MethodTools:
             raise ValueError(f"no method '{name}'; the program has: {', '.join(reports)}")
         if name not in result.exported_programs:
             raise ValueError(
-                f"the developer tools need the captured program of '{name}', and the stages of this recipe record none"
+                f"the developer tools need the captured program of '{name}', which the stages of this recipe did not "
+                "record"
             )
         self._result, self._name = result, name
         self._report: MethodReport = reports[name]

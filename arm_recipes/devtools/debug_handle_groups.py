@@ -184,9 +184,10 @@ def _assign_nodes(
 
 
 def _movement_sources(kinds: Sequence[str], operators: Sequence[TosaOperator]) -> list[int]:
-    """For each operator, the index of the operator that computed its elements, before RESHAPE, TRANSPOSE and IDENTITY.
+    """Return, for each operator, the index of the operator that computed its elements.
 
-    Other data movement, such as SLICE, CONCAT and PAD, counts as computation.
+    RESHAPE, TRANSPOSE and IDENTITY are skipped, because they only move the elements of their operand. Other data
+    movement, such as SLICE, CONCAT and PAD, counts as computation.
     """
     number = {operator.result.name: index for index, operator in enumerate(operators)}
     sources: list[int] = []
@@ -199,7 +200,8 @@ def _movement_sources(kinds: Sequence[str], operators: Sequence[TosaOperator]) -
 def _find_value(node: Node, delegate_nodes: set[Node], computed: Collection[int]) -> _ComputedValue | None:
     """Find the value that the last operator of ``node`` computes: the node's value, or its quantized value.
 
-    The quantized value may be that of a later node: nodes that are fused into ``node`` have no operators of their own.
+    Later nodes may be fused into ``node`` and have no operators of their own. The quantized value then belongs to the
+    last of them.
     """
     equivalents = [node]
     while not is_quantize(node) and not _is_quantized_by_readers(node):
@@ -223,7 +225,7 @@ def _find_value(node: Node, delegate_nodes: set[Node], computed: Collection[int]
     ]
     name = dtype_name(dtype)
     all_equivalents = tuple(dict.fromkeys((*equivalents, *quantizes, *dequantizes)))
-    # Without a dequantize node inside, the delegate returns integers, and the CPU dequantizes them.
+    # Without a dequantize node inside the delegate, the delegate returns integers, and the CPU dequantizes them.
     return (
         _ComputedValue(dequantizes[-1], all_equivalents, name, scale, zero_point)
         if dequantizes

@@ -49,9 +49,9 @@ def _filter_metadata_of_branches(module: GraphModule) -> None:
 
 
 def _filter_metadata(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Keep metadata that two exports of a model have in common: no ``id`` of a graph or a module.
+    """Keep only metadata that is equal in two exports of a model: no ``id`` of a graph or a module.
 
-    In a branch of ``torch.cond``, the key of a module is its ``id``, which the path of the module replaces.
+    In a branch of ``torch.cond``, the key of a module is its ``id``. The path of the module replaces this key.
     """
     kept = {key: meta[key] for key in _METADATA_KEYS if key in meta}
     if "nn_module_stack" in kept:

@@ -13,9 +13,9 @@ from arm_recipes.recipe.board_support import BoardSupport, CmsisDevice, Memory, 
 from arm_recipes.recipe.boards import find_board
 from arm_recipes.runtime.build import CPP_FOLDER
 
-#: Names in ``linker/arm_model.ld`` that the user replaces, by kind of memory.
-_UNKNOWN_NAMES = {"sram": "SRAM", "flash": "FLASH_OR_DDR", "dram": "FLASH_OR_DDR"}
-#: Sections of a program: macro of the section's name, default name.
+#: Kind of memory -> placeholder in ``linker/arm_model.ld`` that the user replaces by the name of the memory.
+_PLACEHOLDER_NAMES = {"sram": "SRAM", "flash": "FLASH_OR_DDR", "dram": "FLASH_OR_DDR"}
+#: Sections of a program, as pairs: the macro that defines the section's name, and the default name.
 _PROGRAM_SECTIONS = (
     ("ARM_MODEL_PTE_SECTION", ".rodata.arm_model_pte"),
     ("ARM_MODEL_PTD_SECTION", ".rodata.arm_model_ptd"),
@@ -50,7 +50,7 @@ class FirmwareBoard:
 
     Attributes:
         name: value of the recipe option ``board``.
-        title: ``Board.title``: product, and its NPU or the core of the NPU.
+        title: title of the board (``Board.title``).
         family: NPU family.
         placement: kinds of memory of the program's sections.
         support: published facts about the board.
@@ -69,9 +69,9 @@ class FirmwareBoard:
         return memory
 
     def memory_name(self, kind: str) -> str:
-        """Name of a memory in the linker script. If no document describes the memory, a name that the user replaces."""
+        """Name of a memory in the linker script; a placeholder if no document describes the memory."""
         memory = self.memory(kind)
-        return _UNKNOWN_NAMES[kind] if memory is None else memory.name
+        return _PLACEHOLDER_NAMES[kind] if memory is None else memory.name
 
 
 def find_firmware_board(recipe: object) -> FirmwareBoard | None:
@@ -102,14 +102,14 @@ def find_firmware_board(recipe: object) -> FirmwareBoard | None:
 def linker_placeholders(board: FirmwareBoard | None) -> dict[str, str]:
     """Placeholder -> text, for the templates ``linker/arm_model.ld`` and ``zephyr/CMakeLists.txt``."""
     if board is None:
-        program, scratch, sram = _UNKNOWN_NAMES["flash"], _UNKNOWN_NAMES["sram"], _UNKNOWN_NAMES["sram"]
+        program, scratch, sram = _PLACEHOLDER_NAMES["flash"], _PLACEHOLDER_NAMES["sram"], _PLACEHOLDER_NAMES["sram"]
         replaced = "replace the names of the memories"
     else:
         placement = board.placement
         program, scratch = board.memory_name(placement.program), board.memory_name(placement.scratch)
         sram = board.memory_name("sram")
         kinds = (placement.program, placement.scratch, "sram")
-        unknown = sorted({_UNKNOWN_NAMES[kind] for kind in kinds if board.memory(kind) is None})
+        unknown = sorted({_PLACEHOLDER_NAMES[kind] for kind in kinds if board.memory(kind) is None})
         replaced = f"the names of the memories are those of {board.name}"
         replaced += f"; replace the placeholder {' and '.join(unknown)}" if unknown else ""
     return {

@@ -33,7 +33,7 @@ class Kernels:
         """Whether the kernels give the same bits on all devices.
 
         The kernels in ``cortex_m`` are bit-exact. Portable kernels are bit-exact if they only move or compare elements.
-        Kernels in ``others`` are assumed not to be.
+        Kernels in ``others`` are assumed not to be bit-exact.
         """
         return not self.others and all(name.partition(".")[0] in BIT_EXACT_OPERATORS for name in self.portable)
 

@@ -45,9 +45,8 @@ class ProgramPools:
             memory, memory of the kernel look-up, and temporary memory of a kernel.
         temp_64: temp allocator on this machine.
         fast_scratch: fast scratch of the NPU, in separate SRAM, for the memory mode ``Dedicated_Sram``.
-        outputs: memory of the application for the outputs that the memory plan does not place, of the method that
-            needs most.
-        shares_scratch: whether the NPU's scratch is in the first planned memory.
+        outputs: memory that the application provides for outputs outside the memory plan; the maximum over the methods.
+        shares_scratch: whether the NPU's scratch is in memory-planned buffer 0.
         exact: whether all sizes for Cortex-M could be computed. Otherwise, some are upper bounds: they are measured on
             this machine, which has 64-bit pointers.
     """

@@ -27,7 +27,7 @@ from arm_recipes.runtime.pte_schema import dtype_number
 #: Number of bytes on a line of a C array.
 _BYTES_PER_LINE = 24
 _PLACEHOLDER = re.compile(r"@([A-Z_0-9]+)@")
-#: Template block: lines for programs with Ethos-U delegates, then optional lines for programs without.
+#: Template block: lines for programs with Ethos-U delegates, then optional lines for programs without delegates.
 _NPU_BLOCK = re.compile(r"^@NPU\?@\n(.*?)(?:^@NO_NPU\?@\n(.*?))?^@END\?@\n", re.M | re.S)
 #: ``ARM_MODEL_ISA`` of model.h by instruction set.
 _ISA_NUMBERS = {"scalar": 0, "dsp": 1, "mve": 2}
@@ -184,7 +184,7 @@ def _layout_asserts(*, has_npu: bool) -> Iterator[str]:
         for name, (size, alignment) in layout.named.items():
             yield f"ARM_MODEL_HAS_LAYOUT({size}, {alignment}, {name});"
         if has_npu:
-            text = '"the sizes in model.h are for another backend: build with the one in backend/"'
+            text = '"the sizes in model.h are for another backend: build with the backend in backend/"'
             yield f"static_assert(arm_runtime::EthosUBackend::kLoadedBytes == {LOADED_DELEGATE_BYTES[bits]}, {text});"
         yield "#endif"
 
@@ -212,7 +212,7 @@ def _memory_placeholders(pools: ProgramPools) -> dict[str, str]:
 
 
 def _planned_memory_placeholders(pools: ProgramPools) -> dict[str, str]:
-    """Sections of all planned memories, arrays of those from the second on, and the bytes that the NPU must reach."""
+    """Placeholders for planned memories: sections, arrays (except for the first memory), bytes that the NPU reaches."""
     numbers = range(2, 2 + len(pools.shared))
     names = [f"ARM_MODEL_PLANNED{number}_SECTION" for number in numbers]
     sections = [
@@ -225,7 +225,7 @@ def _planned_memory_placeholders(pools: ProgramPools) -> dict[str, str]:
         for number, name in zip(numbers, names, strict=True)
     ]
     return {
-        # The NPU must reach a planned memory that has its scratch.
+        # The NPU must reach a planned memory that contains the NPU's scratch.
         "PLANNED1_SECTION": "ARM_MODEL_TEMP_SECTION" if pools.shares_scratch else '".bss.arm_model_planned1"',
         "NPU_BYTES": str(pools.temp + sum(method.planned for method in pools.methods) * pools.shares_scratch),
         "NPU_POOLS": "temp pool and planned memory" if pools.shares_scratch else "temp pool",

@@ -12,7 +12,8 @@ class Versions:
     Attributes:
         executorch: version of the installed ExecuTorch. A program without an export result may have been compiled with
             another version.
-        vela: version of Vela; "unknown" for a program without an export result, "none" for one without delegates.
+        vela: version of Vela; "unknown" for a program without an export result, "none" for a program without
+            delegates.
         npu: the NPU, for example ``Ethos-U55-128``; "no NPU" for a program without delegates.
         stream: format of the command streams, for example ``COP1``; "none" for a program without delegates.
         architecture: NPU architecture release in the streams, which the driver checks; "none" for a program without

@@ -1,1 +1,1 @@
-"""``export``: the stages in order, several methods, the cache, verification."""
+"""``export``: run the stages for all methods in order, with the export cache and verification."""

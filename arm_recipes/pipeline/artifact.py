@@ -58,8 +58,8 @@ class Artifact:
         shape_variants: method name -> the variants of that method for several input sizes.
         recipe: the recipe of the export.
         create_objects: creates ``export_objects`` on first use. For an export from the cache, this runs the pipeline.
-        requested_recipe: the user's recipe, if this program is a second compilation, for less SRAM. ``recipe`` is then
-            the recipe of the second compilation. Otherwise None.
+        requested_recipe: the user's recipe, if the program was compiled a second time to need less SRAM. ``recipe`` is
+            then the recipe of the second compilation. None if the program was compiled once.
         cached_chunks: the program's byte chunks, if the program comes from the cache.
         cached_data_file: the program's data file, if the program comes from the cache and has one.
         comparison_specs: cache of ``comparison.program_specs``, by method and whether layers are compared.

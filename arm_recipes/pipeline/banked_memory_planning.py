@@ -103,10 +103,10 @@ class BankedMemoryPlanner:
 
 
 def forget_earlier_plan(specs: Sequence[TensorSpec]) -> None:
-    """Remove the memory numbers that an earlier plan assigned. A number without an offset is a pass's choice and stays.
+    """Remove the memory numbers that an earlier plan assigned. Numbers without an offset were set by a pass, and stay.
 
     A second ``to_executorch`` of one manager creates new specs, except for the outputs of delegates. ExecuTorch's
-    algorithms would keep them in the memories of the first plan.
+    algorithms would keep these outputs in the memories of the first plan.
     """
     for spec in specs:
         if spec.mem_offset is not None:

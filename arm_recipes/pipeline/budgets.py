@@ -166,8 +166,8 @@ def recipe_within_budget(recipe: ExportRecipe, result: Artifact) -> ArmRecipe | 
     minus the other parts of the RAM.
 
     Returns:
-        The recipe; None if the program fits or has no NPU part, or if the recipe is combined or of another package, or
-        cannot run again, because its samples can be read only once or it trains the model.
+        The recipe. None if the program fits, if it has no NPU part, if the recipe is combined or of another package, or
+        if the recipe cannot run again (its samples can be read only once, or it trains the model).
     """
     ram, budgets = result.report.ram, [each for each in budget_passes(recipe) if each.optimise == "auto"]
     exceeded = [budget.sram for budget in budgets if budget.sram is not None and budget.exceeds_sram(result)]

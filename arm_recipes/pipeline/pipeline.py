@@ -124,7 +124,7 @@ class Pipeline:
         )
         pipeline._unlowered, pipeline._model_names = unlowered, unlowered.model_names
         pipeline._argument_notes += unlowered.argument_notes
-        pipeline._progress.samples.update(unlowered.sample_counts)
+        pipeline._progress.sample_counts.update(unlowered.sample_counts)
         pipeline._capture.notes += unlowered.capture_notes
         pipeline._notes += unlowered.stage_notes
         compilation_log.current_log().notes += unlowered.logged_notes
@@ -223,7 +223,7 @@ class Pipeline:
 
     def create_artifact(self, refused: list[RefusedOperator], logged_notes: list[str]) -> Artifact:
         """Build the artifact with its report, from the refused operators and the notes of the compilation log."""
-        manager, samples = self._artifact.data, self._progress.samples
+        manager, samples = self._artifact.data, self._progress.sample_counts
         export_context = context.make_export_context(self._model_names, self._recipe)
         methods = [
             method.create_report(name, method.graph, refused, samples.get(name), export_context.processor)
@@ -318,7 +318,7 @@ class Pipeline:
             methods={name: copy.copy(method) for name, method in self._methods.items()},
             model_names=self._model_names,
             examples=first_samples(self._artifact.get_context("example_inputs")),
-            sample_counts=dict(self._progress.samples),
+            sample_counts=dict(self._progress.sample_counts),
             shape_variants=self._shape_variants,
             constant_methods=self._artifact.get_context("constant_methods"),
             argument_notes=tuple(self._argument_notes),
@@ -329,7 +329,7 @@ class Pipeline:
         )
 
     def _copy_unlowered_programs(self) -> None:
-        """Copy the programs for lowering, which edits them in place: a program may be the user's.
+        """Copy the programs for lowering. Lowering edits programs in place, and a program may be the user's.
 
         Copies have debug handles and no constant inputs. Shared buffers get one name; linear layers may be tiled.
         """

@@ -16,12 +16,12 @@ class Progress:
         enabled: show the bars if standard error is a terminal.
 
     Attributes:
-        samples: method -> number of calibration samples.
+        sample_counts: method -> number of calibration samples.
     """
 
     def __init__(self, enabled: bool) -> None:
         self.enabled = enabled and sys.stderr.isatty()
-        self.samples: dict[str, int] = {}
+        self.sample_counts: dict[str, int] = {}
 
     def track_stages(self, stages: list[StageType]) -> Iterable[StageType]:
         """Yield the stages; the bar shows the current one."""
@@ -42,7 +42,7 @@ class Progress:
             from tqdm import tqdm
 
             samples = tqdm(samples, desc=f"calibrating {method}", leave=False, unit="sample")
-        self.samples[method] = 0
+        self.sample_counts[method] = 0
         for sample in samples:
             yield sample
-            self.samples[method] += 1
+            self.sample_counts[method] += 1

@@ -73,8 +73,8 @@ def retarget_recipe(current: ArmRecipe, recipe: RecipeType | str | None, changed
     Args:
         current: the recipe of the export.
         recipe: as in ``export_for_target``.
-        changed: options to change. The others are those of ``current``, if the new recipe has them. Another NPU or
-            board does not inherit the options that describe the current one (``_NPU_OPTIONS``).
+        changed: options to change. All other options have their values in ``current``, if the new recipe has them. For
+            another NPU or board, the options that describe the current one (``_NPU_OPTIONS``) are not inherited.
 
     Raises:
         ValueError: the new recipe has another quantizer, quantization reads a changed option, or an option is invalid.

@@ -72,7 +72,7 @@ class _Block:
     """Bytes that are in use from one node to another, both included.
 
     Attributes:
-        start: address in the planned memory; offset from the scratch in a group that is not placed yet.
+        start: address in the planned memory; in a group that is not placed yet, offset from the start of the scratch.
         size: bytes.
         first, last: indices of nodes.
         spec: the tensor; None for a scratch.
@@ -131,8 +131,9 @@ def plan_shared_scratch(
 
     The parameters are those of ExecuTorch's memory planning algorithms. The plan is ExecuTorch's own if no scratch may
     be shared, if sharing does not save memory, or if calls of one delegate would locate its scratch by different
-    arguments. Whichever plan results, compile specs that an earlier plan recorded in the delegates are removed. A later
-    plan by ExecuTorch's algorithm alone finds no such specs, because tracing removes them too (``insert_delegates``).
+    arguments. In all cases, this function removes compile specs that an earlier plan recorded in the delegates. A
+    later plan by ExecuTorch's algorithm alone finds no such specs, because tracing also removes them
+    (``insert_delegates``).
     """
     from executorch.exir.memory_planning import MemoryAlgoResult, SpecAllocResult, greedy
 
@@ -160,7 +161,7 @@ def _has_one_argument_each(calls: Iterable[_Call], scratches: Mapping[int, Plann
 
 
 def _record_scratches(calls: Iterable[_Call], scratches: Mapping[int, PlannedScratch]) -> None:
-    """Write the scratches of the calls into the compile specs of their delegates, in place of those of an earlier plan.
+    """Write the scratches of the calls into the compile specs of their delegates, and remove specs of an earlier plan.
 
     For a delegate with several calls, ``end`` is the largest end of their scratches.
     """
@@ -236,7 +237,7 @@ def _smallest_plan(calls: Sequence[_Call], specs: Sequence[TensorSpec], alignmen
     """Plan with two orders of placement, and return the smaller plan.
 
     The int8 input of a delegate is often quantized from a float tensor, which is not live while the delegate runs. With
-    scratches first, the float tensor may not fit below the int8 one, and is placed above it. With floating-point
+    scratches first, the float tensor may not fit below the int8 input, and is placed above it. With floating-point
     tensors first, the scratch may overlap the float tensor: the scratch moves up only until its int8 input is above the
     float tensor.
     """
@@ -286,7 +287,7 @@ class _Plan:
             self._add(blocks, self._first_fit(blocks, self._blocks, self._alignment))
 
     def _place_call(self, call: _Call) -> None:
-        """Place the scratch of a call so that an argument with an address is at Vela's offset in it, if possible.
+        """Place the scratch of a call. If possible, an argument that has an address is at Vela's offset in the scratch.
 
         Otherwise, only arguments without an address are placed in the scratch. If there are none, the scratch is not
         planned.
@@ -332,10 +333,10 @@ class _Plan:
 
     @staticmethod
     def _first_fit(blocks: Sequence[_Block], others: Sequence[_Block], alignment: int) -> int:
-        """The lowest address of a group of blocks at which none overlaps one of ``others``.
+        """Return the lowest address of a group of blocks at which no block of the group overlaps one of ``others``.
 
-        If a block of the group overlaps another block, the group moves up until the block starts at or, for alignment,
-        above the end of the other one. No address that this skips is free, so the result is the lowest address.
+        If a block of the group overlaps one of ``others``, the group moves up to the first aligned address without this
+        overlap. All skipped addresses have the overlap, so the result is the lowest free address.
         """
         first, last = min(block.first for block in blocks), max(block.last for block in blocks)
         others = [other for other in others if other.first <= last and first <= other.last]

@@ -21,7 +21,7 @@ MAX_KEPT_SAMPLES = 4
 
 @dataclass(frozen=True)
 class UnloweredPrograms:
-    """The programs of an export before lowering, with what their report needs.
+    """The programs of an export before lowering, with the data that their report needs.
 
     Attributes:
         methods: method -> results of the stages before lowering.

@@ -1,4 +1,4 @@
-"""Verification of int8 kernels: compare the program on this machine with the kernels' records in Python.
+"""Verification of int8 kernels: compare the program's outputs with NumPy implementations of the kernels.
 
 The runtime executes the C++ kernels in the planned memory. The records of ``arm_backend_core.cortex_m`` execute the
 same calls in NumPy, without a memory plan: each result has memory of its own.
@@ -72,7 +72,7 @@ def verify_kernels(result: Artifact, examples: Mapping[str, Sequence[Inputs]], m
 
 
 class _KernelReference:
-    """Executes an emitted program in PyTorch, where the records implement the kernels. Buffers keep their values.
+    """Executes an emitted program in PyTorch, with the kernels' records in NumPy. Buffers keep their values.
 
     Args:
         program: a method after memory planning.

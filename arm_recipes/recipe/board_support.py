@@ -93,7 +93,7 @@ class CmsisDevice:
 
 @dataclass(frozen=True)
 class BoardSupport:
-    """Firmware properties of a board, from documents of its vendor. None marks a property that no document has."""
+    """Firmware properties of a board, from documents of its vendor. None marks a property that no document states."""
 
     cpu: str
     memories: Memories | None = None
@@ -124,7 +124,7 @@ _KIND_OF_MEMORY = {"OffChipFlash": "flash", "Dram": "dram", "OnChipFlash": "sram
 
 
 def find_support(board: str) -> BoardSupport | None:
-    """What is published about a board; None if nothing is."""
+    """Return the firmware properties of a board; None if no document describes them."""
     return SUPPORT.get(board)
 
 
@@ -170,7 +170,8 @@ def _region_node(label: str, path: str, origin: int, size: str, region: str) -> 
 
 
 # Zephyr's code is at the start of the internal SRAM of Corstone-310, -315 and -320, and its data in an SRAM that the
-# NPU does not reach. As in Zephyr's own sample, the code keeps 1 MiB and the rest is another region.
+# NPU does not reach. As in Zephyr's own sample, the code keeps 1 MiB, and the rest of the internal SRAM becomes
+# a second region.
 _SPLIT_ISRAM = "&isram {\n\treg = <0x31000000 DT_SIZE_M(1)>;\n};\n\n" + _region_node(
     "arm_model_sram", "sram", 0x31100000, "DT_SIZE_M(3)", "ARM_MODEL_SRAM"
 )
@@ -339,7 +340,7 @@ _RENESAS = BoardSupport(
     ),
 )
 
-#: Name of a board -> what is published about it.
+#: Name of a board -> its firmware properties.
 SUPPORT: dict[str, BoardSupport] = {
     "corstone-300": _CORSTONE_300,
     "corstone-300-u65": replace(_CORSTONE_300, zephyr=None),

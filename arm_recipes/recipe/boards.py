@@ -32,7 +32,7 @@ class Board:
 
     Attributes:
         name: value of the recipe option ``board``.
-        title: product, and its NPU or the core of the NPU if a product has several.
+        title: name of the product. If the product has several NPUs, also the NPU or its core.
         family: NPU family, for example ``ethos-u55``.
         macs: MACs per cycle; None if the platform's user chooses them, as on an FVP.
         system_config: system configuration: clock and memories; None: no document describes them, so the default of the
@@ -135,7 +135,7 @@ def _family_recipes(board: Board) -> str:
 
 
 def _find_boards_sharing_words(normal: str) -> list[str]:
-    """The boards that share the most words with a name, at least two: "alif-ensemble-e7" finds "alif-e7-hp"."""
+    """The boards that share the most words (at least two) with a name, as "alif-e7-hp" with "alif-ensemble-e7"."""
     words = set(normal.split("-"))
     shared = {known: len(words & set(known.split("-"))) for known in BOARDS}
     most = max(shared.values())
@@ -178,7 +178,7 @@ _RZG3E = (
     "face_detection/exe/model_yolo-fastest/yolo-fastest_192_face_v4/build/IP/compilation/"
     "ethos-u55-256_system_config.ini"
 )
-# This repository cites Infineon's ModusToolbox Machine Learning Pack 3.0.0, which is not public.
+# The repository _PSOC cites Infineon's ModusToolbox Machine Learning Pack 3.0.0, which is not public.
 _PSOC = f"{_GITHUB}/shinjuyeop/Infineon_FastReflex_E84/blob/8c282c2f3a7e213ea2e96035ea5699e130896d40"
 _PSOC_VELA = f"{_PSOC}/configs/vela/pse84_u55.ini"
 _PSOC_SIZES = "https://doc.qt.io/QtForMCUs/qtul-instructions-psoc-edge-e84.html"

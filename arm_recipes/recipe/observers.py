@@ -59,7 +59,8 @@ OBSERVERS: dict[str, type[RangeObserver]] = {
 def _uses_distribution(observer: RangeObserver, statistics: Any) -> bool:
     """Whether the range follows from the distribution of the values.
 
-    This needs at least ``MIN_HISTOGRAM_VALUES`` values, not all equal, of a tensor that is no cast of integers.
+    There must be at least ``MIN_HISTOGRAM_VALUES`` values that are not all equal, and the tensor must not be a cast of
+    integers.
     """
     enough = statistics.count >= MIN_HISTOGRAM_VALUES
     return bool(enough and not observer.is_integer and statistics.high > statistics.low)

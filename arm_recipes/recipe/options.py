@@ -249,7 +249,8 @@ ALGORITHMS = (
 OPT_IN_ALGORITHMS = ("gptq",)
 #: Algorithms that add more than 2 % to an NPU's cycles. Ethos-U recipes apply them only if ``algorithms`` names them.
 _COSTLY_NPU_ALGORITHMS = ("fused_rms_norms",)
-#: Algorithms that ``cortex_m`` operators cannot follow: they have no int16, and softmax has the fixed scale 1/256.
+#: Algorithms whose results ``cortex_m`` operators do not support: these operators have no int16, and softmax has the
+#: fixed scale 1/256.
 #: ``CORTEX_M_INT8`` applies them only if ``algorithms`` names them.
 _NOT_ON_CORTEX_M = ("attention_scales", "int16_angles", "int16_coordinates", "int16_outputs")
 

@@ -30,8 +30,8 @@ def allowed_precisions(recipe: str) -> tuple[str, ...]:
     return PRECISION_NAMES if recipe.startswith("VGF") else PRECISION_NAMES[1:]
 
 
-def finer_precision(recipe: str) -> str:
-    """Return a precision with more bits than INT8 that a recipe accepts: "A16W8" if it does, otherwise "FP"."""
+def higher_precision(recipe: str) -> str:
+    """Return a higher precision than INT8 that a recipe accepts: "A16W8" if the recipe accepts it, otherwise "FP"."""
     return next(name for name in ("A16W8", FLOAT) if name in allowed_precisions(recipe))
 
 
@@ -60,7 +60,7 @@ def check(recipe: str, names: Iterable[str]) -> None:
         if name not in allowed_precisions(recipe):
             reason = f"is for VGF and Cortex-M recipes: the target of {recipe} computes integers only"
             if name != FLOAT:
-                reason = "has no kernels: they compute with int8 weights and activations"
+                reason = "has no Cortex-M kernels: these have int8 weights and activations"
             raise ValueError(
                 f"{recipe}: precisions: {name!r} {reason} (allowed: {', '.join(allowed_precisions(recipe))})"
             )

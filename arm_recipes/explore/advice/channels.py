@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
     from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 
-#: Number of channels that the NPU computes together, and the maximum number of channels beyond a multiple of it: a
-#: reduction is not tried for layers with more.
-_CHANNEL_GROUP, _MAX_EXCESS_CHANNELS = 16, 4
+#: Number of channels that the NPU computes together.
+_CHANNEL_GROUP = 16
+#: Maximum number of channels beyond a multiple of 16. Layers with more excess channels are not tried.
+_MAX_EXCESS_CHANNELS = 4
 #: Maximum number of layers to try. Each takes about one second.
 _MAX_LAYERS = 6
 _CONVOLUTION_OPERATORS = (torch.ops.aten.conv1d.default, torch.ops.aten.conv2d.default, torch.ops.aten.conv2d.padding)

@@ -21,8 +21,8 @@ _AXIS_TITLES = {
 #: Okabe and Ito's colours, which colour-blind people can distinguish. Each recipe (processor family and precision) has
 #: one.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
-#: Diameter in pixels of the marker of the target with the fewest MACs, and its growth from one number of MACs to the
-#: next.
+#: Diameter in pixels of the marker of the target with the fewest MACs, and the increase in diameter from one
+#: number of MACs to the next.
 _SMALLEST_MARKER, _MARKER_GROWTH = 7, 2
 #: Height in pixels of a subplot, and of the space between two subplots, which has an axis.
 _SUBPLOT_HEIGHT, _AXIS_HEIGHT = 240, 75

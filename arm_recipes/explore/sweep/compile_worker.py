@@ -127,7 +127,7 @@ def sum_estimates(estimates: Sequence[VelaEstimates]) -> ProgramEstimates:
     """Add up the estimates of delegates that run in sequence.
 
     Times, bytes of DRAM and flash, and weights are summed. SRAM is working memory, which delegates use one after the
-    other, so the maximum counts.
+    other, so its maximum is taken.
     """
     ram = npu_ram_parts(estimates)
     return ProgramEstimates(

@@ -39,14 +39,14 @@ class ProgramRunner:
         self._samples, self._store, self._with_progress = samples, store, with_progress
 
     def compile_first(self, unlowered: UnloweredPrograms, configurations: Iterable[SweepConfiguration]) -> Artifact:
-        """Compile the program of one configuration. The last configuration of each NPU is tried, until one compiles.
+        """Compile the program of one configuration: try the last configuration of each NPU in turn, until one compiles.
 
         Args:
             unlowered: the captured and quantized program.
             configurations: configurations whose programs have bit-equal results.
 
         Raises:
-            ExportError, ArmBackendError: no configuration compiles. This is the error of the last configuration.
+            ExportError, ArmBackendError: no configuration compiles. The exception is that of the last NPU.
         """
         by_accelerator = {configuration.spec.accelerator: configuration for configuration in configurations}
         last_error: Exception | None = None
@@ -74,7 +74,10 @@ class ProgramRunner:
 
 
 def compute_cpu_ram(report: Report) -> int:
-    """RAM beyond that of the delegates, in bytes. CPU tensors in the NPU's scratch add nothing."""
+    """Compute the RAM in bytes that a program needs in addition to the RAM of its delegates.
+
+    CPU tensors in the NPU's scratch need no additional RAM.
+    """
     if report.ram is None:
         return 0
     estimates = [delegate.vela for delegate in report.delegates if delegate.vela is not None]

@@ -1,7 +1,7 @@
 """Quantization and lowering of a sweep.
 
-There is one quantized program per precision (and NPU, if that changes the program), and one set of TOSA graphs per
-quantized program and NPU.
+There is one quantized program per precision (and per NPU, if the NPU changes the program). There is one set of TOSA
+graphs per quantized program and NPU.
 """
 
 from __future__ import annotations

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-#: Columns without a number if the program could not be executed, or the clock of a processor is not known.
-_OPTIONAL = ("accuracy", "ram_bytes", "milliseconds")
+#: Numeric columns that are None if the program could not be executed, or if the clock of a processor is unknown.
+_OPTIONAL_COLUMNS = ("accuracy", "ram_bytes", "milliseconds")
 
 
 @dataclass(frozen=True)
 class ProgramEstimates:
-    """Estimates of a program for one inference: Vela's total of its delegates, or those of a Cortex-M without an NPU.
+    """Estimates of a program for one inference: of its delegates by Vela, or of a Cortex-M without an NPU.
 
     Attributes:
         cycles: cycles including memory stalls; without an NPU, estimated cycles of the CPU.
@@ -23,8 +23,9 @@ class ProgramEstimates:
             Without an NPU, ``sram_bytes`` is the RAM of the board, and ``flash_bytes`` the size of the program.
         sram_exceeded: whether the program needs more SRAM than the memory mode allows.
         fast_scratch_bytes: part of the SRAM that the firmware provides as fast scratch.
-        npu_ram_bytes: RAM that the NPU needs: scratch, and the constants if the memory mode places them in RAM;
-            ``npu_sram_bytes``: the part in SRAM. Both are 0 without an NPU.
+        npu_ram_bytes: RAM that the NPU needs: scratch, and the constants if the memory mode places them in RAM; 0
+            without an NPU.
+        npu_sram_bytes: part of ``npu_ram_bytes`` in SRAM; 0 without an NPU.
         weight_bytes: size of the encoded weights; 0 without an NPU.
     """
 
@@ -57,8 +58,8 @@ class Row:
         accuracy: accuracy by the sweep's metric; None if the program could not be compiled or executed.
         error: error message of a failed configuration; None for others.
         board: name of the board that determined the configuration; None without a board.
-        ram_bytes: RAM that a board needs: that of the NPU, of ExecuTorch's runtime, of the application's inputs and
-            outputs, and of tensors outside delegates; None if compilation failed, or an NPU's program could not be
+        ram_bytes: RAM that a board needs: the sum for the NPU, for ExecuTorch's runtime, for the application's inputs
+            and outputs, and for tensors outside delegates; None if compilation failed, or an NPU's program could not be
             executed.
         exceeds_board: whether the program needs more SRAM than the board has; False without a board, and if the program
             could not be executed.
@@ -97,7 +98,7 @@ def column_value(row: Row, column: str) -> Any:
     Raises:
         ValueError: there is no such numeric column.
     """
-    numbers = [name for name, cell in row.to_dict().items() if name in _OPTIONAL or _is_number(cell)]
+    numbers = [name for name, cell in row.to_dict().items() if name in _OPTIONAL_COLUMNS or _is_number(cell)]
     if column not in numbers:
         raise ValueError(f"there is no numeric column '{column}'; there are: {', '.join(numbers)}")
     return row.to_dict()[column]

@@ -62,8 +62,8 @@ def sweep(
 ) -> Sweep:
     """Compile a model for many Ethos-U configurations and Cortex-M processors, to compare them.
 
-    The model is captured once, quantized once per precision (and NPU, if that changes the program), and lowered once
-    per precision and NPU. For each configuration, alternatives are chosen, and Vela compiles the result. joblib
+    The model is captured once, quantized once per precision (and NPU, if the NPU changes the program), and lowered
+    once per precision and NPU. For each configuration, alternatives are chosen, and Vela compiles the result. joblib
     compiles the configurations in parallel, by default in one process per core. ``joblib.parallel_config`` can select a
     cluster, for example, whose machines all need this package and Vela.
 
@@ -81,8 +81,9 @@ def sweep(
         boards: names of boards, or "all": a configuration for each board and recipe of its NPU, instead of
             combinations of ``macs``, ``system_configs`` and ``memory_modes``. ``arm-recipes boards`` lists them.
         cpus: processors for CORTEX_M_INT8: names, or name -> clock in MHz, as in
-            ``{"cortex-m4": 120, "cortex-m55": 400}``. With a clock, the row has the time. By default the recipe's
-            processor. The cycles are estimates; see ``docs/contributors/cpu_cycles.md`` for their errors.
+            ``{"cortex-m4": 120, "cortex-m55": 400}``. The row of a processor with a clock has an inference time. The
+            default is the recipe's processor. The cycles are estimates; see ``docs/contributors/cpu_cycles.md`` for
+            their errors.
         metric: ``metric(outputs, sample)`` returns a number, higher is better; its mean is the accuracy. By default
             the accuracy is the SQNR of the outputs against the floating-point model, in dB.
         cache_dir: folder of finished configurations and of program outputs. The keys of configurations are hashes of
@@ -196,7 +197,7 @@ def _prepare_samples(models: Mapping[str, Any], samples: Any, metric: Metric | N
     without_labels = [export_arguments.without_labels(models[METHOD], sample) for sample in originals]
     if not isinstance(samples, DataLoader):
         return originals, export_arguments.examples_by_method(without_labels, models)[METHOD]
-    # An iterator, because bare tensors in a list are ambiguous; those of a DataLoader are batches.
+    # An iterator, because bare tensors in a list are ambiguous; bare tensors of a DataLoader are batches.
     examples = export_arguments.examples_by_method(iter(originals), models, from_loader=True)[METHOD]
     if metric is None:
         return list(examples), examples
@@ -242,7 +243,7 @@ def _measure_programs(
     quantized: Sequence[QuantizedProgram | str],
     estimates: Mapping[int, ProgramEstimates | str],
 ) -> tuple[dict[int, tuple[float, int]], list[str]]:
-    """Measure the accuracy, and compute the RAM that the program needs beyond that of its delegates.
+    """Measure the accuracy, and compute the RAM that a program needs in addition to the RAM of its delegates.
 
     Programs with the same TOSA graphs have the same accuracy. The memory plan may place CPU tensors in the NPU's
     scratch, which reduces the RAM that they add. Configurations with equal scratch sizes have equal plans, so only one

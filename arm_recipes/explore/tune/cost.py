@@ -24,8 +24,8 @@ class ProgramCost:
 
     Attributes:
         cycles, sram: estimated cycles and SRAM bytes of an Ethos-U (by Vela) or a Cortex-M; None for other targets.
-        flash: flash bytes, estimated by Vela. For a Cortex-M, the bytes of the program; for other targets, those of the
-            TOSA graphs' constants.
+        flash: flash bytes, estimated by Vela. For a Cortex-M, the bytes of the program; for other targets, the bytes
+            of the TOSA graphs' constants.
         traffic: bytes that the operators of the TOSA graphs, or of a Cortex-M's program, read and write. It represents
             time on targets without estimated cycles.
         cpu_operators: number of operators outside delegates, whose cost is not estimated; 0 for a Cortex-M, whose

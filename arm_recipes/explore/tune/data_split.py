@@ -21,7 +21,7 @@ from arm_recipes.types import Metric
 class DataSplit:
     """Calibration, search and test samples.
 
-    Those taken from ``samples`` of ``tune`` are disjoint, unless there are too few.
+    The parts that are taken from the argument ``samples`` of ``tune`` are disjoint, unless there are too few samples.
 
     Attributes:
         calibration: samples that calibrate activation ranges.

@@ -1,6 +1,7 @@
 """Evaluator of precision plans: quantizes the model by a plan, measures its accuracy and estimates its cost.
 
-A content-addressed store caches Vela's estimates and evaluation results by SQNR, but not those by a user's metric.
+A content-addressed store caches Vela's estimates, and evaluation results if the metric is the SQNR. Results of a user's
+metric are not cached.
 """
 
 from __future__ import annotations
@@ -190,8 +191,8 @@ class PlanEvaluator:
     def _store_key(self, plan: Mapping[str, str], samples_digest: str = "") -> str:
         """Return the key of a plan's evaluation result on the samples with this digest.
 
-        Without a digest, it is the key of the plan's cost in this object. The store has Vela's estimates under another
-        key, ``cache_key``, which ``sweep`` uses, too.
+        Without a digest, return the key of the plan's cost in ``_costs``. Vela's estimates have another key in the
+        store (``cache_key``), which ``sweep`` uses, too.
         """
         text = json.dumps([self._content_hash, samples_digest, sorted(plan.items())])
         return hashlib.sha256(text.encode()).hexdigest()

@@ -10,9 +10,12 @@ from arm_recipes.explore.tune import convex_hull, goals
 from arm_recipes.explore.tune.candidate import Candidate, CandidatePool
 from arm_recipes.explore.tune.regions import PrecisionPlan, Region, with_region_precision
 
-#: Number of evenly spaced programs along the path, and maximum numbers of further programs: in the bisection around the
-#: goal, and to use up the budget.
-_MAX_SPREAD_PROGRAMS, _MAX_BISECTION_PROGRAMS, _MAX_FILL_PROGRAMS = 8, 6, 8
+#: Maximum number of evenly spaced programs along the path.
+_MAX_SPREAD_PROGRAMS = 8
+#: Maximum number of programs in the bisection around the goal.
+_MAX_BISECTION_PROGRAMS = 6
+#: Maximum number of programs that use up the rest of the budget.
+_MAX_FILL_PROGRAMS = 8
 
 
 class ProgramSearch:
@@ -44,9 +47,10 @@ class ProgramSearch:
     ) -> None:
         """Compile four groups of programs.
 
-        First, programs with one precision for all modules. Then programs that are evenly spaced along the path, and a
-        bisection between the last one before the goal and the first one past it. If the goal has only limits, further
-        steps use up the budget.
+        - Programs with one precision for all modules.
+        - Programs that are evenly spaced along the path.
+        - Programs of a bisection, between the last evenly spaced program before the goal and the first one past it.
+        - Programs with further steps that use up the budget, if the goal has only limits.
 
         Args:
             start: cheapest choice of each region.
@@ -120,7 +124,7 @@ class ProgramSearch:
                 remaining = remaining if len(selected) > 1 else [step for step in remaining if step is not selected[0]]
 
     def select_best(self) -> Candidate:
-        """Select the best candidate that reaches the goal on the search samples, or the candidate closest to it."""
+        """Select the best candidate that reaches the goal on the search samples, or else the closest candidate."""
         candidates = self._pool.candidates
         affordable = [c for c in candidates if self._goal.is_within_limits(c.cost)]
         accurate = [c for c in affordable if self._goal.is_accurate_enough(c.search_accuracy)]

@@ -16,8 +16,10 @@ from arm_recipes.explore.tune.regions import (
 )
 from arm_recipes.recipe.precisions import PRECISION_NAMES
 
-#: A region with more than this share of the noise is divided, up to this total number of regions.
-_MAX_NOISE_SHARE, _MAX_REGIONS = 0.02, 48
+#: A region with more than this share of the noise is divided.
+_MAX_NOISE_SHARE = 0.02
+#: Maximum number of regions after all divisions.
+_MAX_REGIONS = 48
 #: Improvements of less than this share of the noise are ignored.
 _NEGLIGIBLE_NOISE_SHARE = 0.002
 
@@ -49,7 +51,7 @@ class SensitivityAnalysis:
         self._evaluator, self._precisions, self._shows_progress = evaluator, precisions, progress
         self._base_plan, self._base_cost, self._cost_kind = base_plan, base_cost, cost_kind
         self._base_precision = precisions[0]
-        self._finest = min(precisions, key=PRECISION_NAMES.index)
+        self._highest_precision = min(precisions, key=PRECISION_NAMES.index)
 
     def measure_noise(self) -> tuple[list[Region], dict[RegionOption, float]]:
         """Divide the model into regions, and measure the output noise of each region at each precision.
@@ -57,23 +59,23 @@ class SensitivityAnalysis:
         Returns:
             The regions, and the noise by region and precision.
         """
-        finest: PrecisionPlan = dict.fromkeys(self._base_plan, self._finest)
-        finest_noise = self._evaluator.evaluate_on_search_samples(finest).noise
-        coarsest = max(self._precisions, key=PRECISION_NAMES.index)
+        highest_plan: PrecisionPlan = dict.fromkeys(self._base_plan, self._highest_precision)
+        highest_noise = self._evaluator.evaluate_on_search_samples(highest_plan).noise
+        lowest_precision = max(self._precisions, key=PRECISION_NAMES.index)
 
-        def noise_of(region: Region, precision: str = coarsest) -> float:
-            if precision == self._finest:
+        def noise_of(region: Region, precision: str = lowest_precision) -> float:
+            if precision == self._highest_precision:
                 return 0.0
             return max(
-                self._evaluator.evaluate_on_search_samples(with_region_precision(finest, region, precision)).noise
-                - finest_noise,
+                self._evaluator.evaluate_on_search_samples(with_region_precision(highest_plan, region, precision)).noise
+                - highest_noise,
                 0.0,
             )
 
         root = build_region_tree(tuple(self._base_plan))
         regions = subdivide_by_noise(root, noise_of, share=_MAX_NOISE_SHARE, max_regions=_MAX_REGIONS)
-        noise_of_option = {(region, coarsest): noise for region, noise in regions.items()}
-        remaining = [(region, name) for region in regions for name in self._precisions if name != coarsest]
+        noise_of_option = {(region, lowest_precision): noise for region, noise in regions.items()}
+        remaining = [(region, name) for region in regions for name in self._precisions if name != lowest_precision]
         bar = progress_bar(remaining, "measuring", "region", shown=self._shows_progress, count=len(remaining))
         for region, name in bar:
             noise_of_option[region, name] = noise_of(region, name)
@@ -82,8 +84,8 @@ class SensitivityAnalysis:
     def measure_costs(self, noise_of_option: Mapping[RegionOption, float]) -> dict[RegionOption, float]:
         """Measure the extra cost of each precision of a region over the recipe's own precision.
 
-        Skips precisions that neither lower the noise nor are coarser, and those with which the program cannot be
-        compiled or more operators stay on the CPU.
+        A precision is skipped if it is higher than the recipe's own but does not lower the noise. It is also skipped if
+        the program cannot be compiled with it, or if it leaves more operators on the CPU.
         """
         total = sum(noise for (_, name), noise in noise_of_option.items() if name == self._base_precision)
         costs = {
@@ -94,7 +96,7 @@ class SensitivityAnalysis:
             for region, name in noise_of_option
             if name != self._base_precision
             and (
-                _is_coarser(name, self._base_precision)
+                _is_lower_precision(name, self._base_precision)
                 or noise_of_option[region, self._base_precision] - noise_of_option[region, name]
                 > _NEGLIGIBLE_NOISE_SHARE * total
             )
@@ -106,7 +108,7 @@ class SensitivityAnalysis:
                 costs[option] = float(outcome.value(self._cost_kind) - self._base_cost.value(self._cost_kind))
         return costs
 
-    def measure_costs_among_finest(
+    def measure_costs_with_others_at_highest(
         self, measured_options: Iterable[RegionOption], noise_of_option: Mapping[RegionOption, float]
     ) -> dict[RegionOption, float]:
         """Measure the extra cost of precisions of noisy regions, with all other regions at the most accurate precision.
@@ -121,9 +123,12 @@ class SensitivityAnalysis:
             if noise_of_option[option[0], self._base_precision] > _MAX_NOISE_SHARE * total
             and option[1] != self._base_precision
         ]
-        finest = dict.fromkeys(self._base_plan, self._finest)
+        highest_plan = dict.fromkeys(self._base_plan, self._highest_precision)
         pairs = [
-            (with_region_precision(finest, region, name), with_region_precision(finest, region, self._base_precision))
+            (
+                with_region_precision(highest_plan, region, name),
+                with_region_precision(highest_plan, region, self._base_precision),
+            )
             for region, name in options
         ]
         outcomes = iter(self._evaluator.estimate_costs(plan for pair in pairs for plan in pair))
@@ -136,6 +141,6 @@ class SensitivityAnalysis:
         return costs
 
 
-def _is_coarser(name: str, other: str) -> bool:
-    """Whether the precision ``name`` is coarser than ``other``, so that it may lower the cost."""
+def _is_lower_precision(name: str, other: str) -> bool:
+    """Whether the precision ``name`` is lower than ``other``. A lower precision may lower the cost."""
     return PRECISION_NAMES.index(name) > PRECISION_NAMES.index(other)

@@ -184,7 +184,7 @@ class _PrecisionSearch:
         costs_at_base = analysis.measure_costs(noise_of_option)
         lower_costs = costs_at_base | {
             option: min(costs_at_base[option], cost)
-            for option, cost in analysis.measure_costs_among_finest(costs_at_base, noise_of_option).items()
+            for option, cost in analysis.measure_costs_with_others_at_highest(costs_at_base, noise_of_option).items()
         }
         for costs in (costs_at_base, lower_costs) if lower_costs != costs_at_base else (costs_at_base,):
             choices = {
@@ -244,7 +244,7 @@ class _PrecisionSearch:
         if self._goal.is_within_limits(chosen.cost) and self._goal.is_accurate_enough(chosen.search_accuracy):
             return (
                 f"the goal is reached on the search samples ({chosen.search_accuracy:.4g}) but not on the test samples "
-                f"({accuracy:.4g}): give more samples, or require a little more than is needed"
+                f"({accuracy:.4g}): give more samples, or set a slightly stricter goal"
             )
         return "no compiled program reaches the goal; this one comes closest"
 

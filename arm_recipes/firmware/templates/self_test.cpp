@@ -47,7 +47,7 @@ static_assert(ARM_MODEL_ISA == ARM_MODEL_BUILT_FOR_ISA,
 static_assert(ARM_MODEL_EXECUTORCH_MAJOR == ARM_MODEL_BUILT_WITH_MAJOR &&
                   ARM_MODEL_EXECUTORCH_MINOR == ARM_MODEL_BUILT_WITH_MINOR,
               "model.pte was exported with another minor version of ExecuTorch than the firmware is built with: use "
-              "that of ARM_MODEL_EXECUTORCH_VERSION, or export again");
+              "ARM_MODEL_EXECUTORCH_VERSION, or export again");
 #endif
 
 @NPU?@
@@ -260,14 +260,14 @@ bool run(const arm_model_case& test_case, unsigned long number, ModelMethod* met
       return false;
     }
     if (!is_close(output, actual.data(), test_case.outputs[i])) {
-      std::printf("self-test: case %lu: output %s differs from what it was at export\n", number, output.name);
+      std::printf("self-test: case %lu: output %s differs from the output at export\n", number, output.name);
       return false;
     }
   }
   return true;
 }
 
-// Checks that data in memory are those that model.h describes.
+// Checks that data in memory are the data that model.h describes.
 bool verify_checksum(const char* what, const uint8_t* data, size_t size, uint32_t expected) {
   const uint32_t crc = arm_runtime::crc32(data, size);
   if (crc != expected) {

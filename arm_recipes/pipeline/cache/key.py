@@ -96,7 +96,7 @@ def compute_cache_key(
 
 
 def toolchain() -> dict[str, Any]:
-    """Everything except the arguments that affects the program or its report: sources, tools, platform, environment."""
+    """Everything else that affects the program or its report: sources, tools, platform, environment variables."""
     variables = {name: os.environ.get(name) for name in _ENVIRONMENT_VARIABLES}
     converter = Path(variables["MODEL_CONVERTER_PATH"] or "")
     converter_stamp = (converter.stat().st_mtime_ns, converter.stat().st_size) if converter.is_file() else None
