@@ -94,9 +94,9 @@ class ConvertInt64OutputOpsToInt32Pass(_GraphModulePass):
 
     Removes casts from int32 to int64. Other casts to int64 become casts to int32, also for outputs of the program;
     their values are not checked. Indices that are known to fit are cast to int32 for these consumers: casts, ``index``,
-    and sums, differences and products in floating point. Views of the indices, and their sums, differences and products
-    with each other or with scalar constants, are also computed in int32 if the result is known to fit. Other consumers
-    read int64 values.
+    and sums, differences and products in floating point. Views of the indices are also computed in int32 if the result
+    is known to fit. The same holds for sums, differences and products of indices with each other or with scalar
+    constants. Other consumers read int64 values.
 
     Args:
         on_overflow: what to do if an index may not fit, because the dimension has more than 2**31 - 1 elements:

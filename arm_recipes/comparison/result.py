@@ -12,8 +12,10 @@ from arm_recipes._internal.rendering import Renderable, Section, to_jsonable
 from arm_recipes.comparison.accuracy import Accuracy
 from arm_recipes.comparison.diagnosis import PRECISION_TITLES, LayerAdvice, QuantizedConstant
 
-#: Maximum number of layers with advice in the printed comparison, and maximum number of listed layers.
-WORST_COUNT, _MAX_LAYERS = 5, 16
+#: Maximum number of layers with advice in the printed comparison.
+WORST_COUNT = 5
+#: Maximum number of layers in the table of the printed comparison.
+_MAX_LAYERS = 16
 #: SQNR in dB at the level of float32 rounding. A layer that reaches it needs no improvement.
 _EXACT_SQNR_DB = 120.0
 

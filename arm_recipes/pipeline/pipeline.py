@@ -138,7 +138,7 @@ class Pipeline:
         return {name: method.program for name, method in self._methods.items() if method.program is not None}
 
     def run(self, notes: Sequence[str] = ()) -> None:
-        """Run all stages, or those from lowering on if the pipeline resumes. ``notes`` are about the arguments.
+        """Run all stages; a resumed pipeline runs lowering and later stages. ``notes`` are about the arguments.
 
         Raises:
             ValueError: ``pipeline_stages`` do not end in TO_EXECUTORCH, or would replace layers of a captured model.

@@ -2,8 +2,8 @@
 
 "minmax" takes the minimum and maximum of all calibration values. The other observers differ from each other only for
 tensors with at least 8,192 values in all samples together. With fewer values, they take the minimum and maximum and
-widen this range, because values of new inputs usually exceed the range of few samples. Small constants get the range
-with the least squared error.
+widen this range, because values of new inputs usually exceed the range of few samples. Constant tensors with fewer
+values get the range with the least squared error instead.
 """
 
 from __future__ import annotations
