@@ -73,8 +73,8 @@ def compare_with_model(
         pairs = zip(comparison_samples.inputs, expected, strict=True)
         items = [WorkItem(index, inputs, index < count, reference) for index, (inputs, reference) in enumerate(pairs)]
         results = _run_items(ComparisonJob(spec, None), items, workers, progress)
-        finer = _higher_precision(result.recipe)
-        gaps = compute_layer_gaps(spec, results, original, comparison_samples.inputs[:count], finer)
+        precision = _higher_precision(result.recipe)
+        gaps = compute_layer_gaps(spec, results, original, comparison_samples.inputs[:count], precision)
     names = [info.name for info in record.outputs]
     return Comparison(
         program=program_name(result),
@@ -91,7 +91,7 @@ def compare_with_model(
 
 
 def _higher_precision(recipe: object) -> str:
-    """Precision of the recipe's target that rounds less than int8; A16W8 if the recipe is not of this package."""
+    """Higher precision than int8 that the recipe accepts; A16W8 if the recipe is not of this package."""
     return precisions.higher_precision(recipe.type_name) if isinstance(recipe, ArmRecipe) else "A16W8"
 
 

@@ -125,6 +125,6 @@ def test_int4_weights_without_the_tosa_extension_give_the_same_results() -> None
 @pytest.mark.parametrize("recipe", SPEC_BUILDERS)
 def test_finer_precision_is_one_that_the_recipe_accepts(recipe: str) -> None:
     """``compare`` advises it."""
-    finer = precisions.higher_precision(recipe)
-    precisions.check(recipe, [finer])
-    assert (finer == "FP") == recipe.startswith("CORTEX_M")
+    higher = precisions.higher_precision(recipe)
+    precisions.check(recipe, [higher])
+    assert (higher == "FP") == recipe.startswith("CORTEX_M")
