@@ -28,7 +28,8 @@ class Measurement:
         cpu_cycles: cycles of the core, which include waiting for the NPU; None if the device does not count them.
         npu_cycles: cycles of the NPU; None if its driver does not count them.
         counters: further counters by name.
-        layers: name of a layer's result in the TOSA graph -> cycles. Only a trace of the device has them.
+        layers: name of a layer's result in the TOSA graph -> cycles. The self-test does not measure layers. The user
+            may add cycles from a trace of the board to the log.
         program_crc32: CRC-32 of the ``.pte`` on the device.
     """
 

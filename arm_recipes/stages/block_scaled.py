@@ -104,7 +104,10 @@ def describe_unscaled_layers(model: nn.Module, method: str) -> tuple[list[str], 
 
 @register_quantize_module_handler(MXConfig)
 def _to_block_scaled(module: nn.Module, config: MXConfig) -> nn.Module:
-    """Change the class of a layer in place. This keeps parameter names and shared layers, also for a root module."""
+    """Change the class of a layer in place.
+
+    A new layer would have to replace the old one in all modules that share it, and could not replace a root module.
+    """
     if can_block_scale(module):
         module.__class__ = MXLinear if isinstance(module, nn.Linear) else MXConv2d
         vars(module)["format"] = config.format

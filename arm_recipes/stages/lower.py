@@ -98,7 +98,7 @@ class FastLowerStage(EdgeTransformAndLowerStage):
 def _delegate_methods(partitioner: Any, programs: Mapping[str, ExportedProgram]) -> dict[str, ExportedProgram]:
     """Partition and delegate every method. If Vela fails on the chosen alternatives, try again without alternatives.
 
-    Vela may compile each region that the cost model tries, and yet fail on the whole graph.
+    Although Vela compiles each region that the cost model tries, it may fail on the whole graph.
     """
     from arm_backend_core import compilation_log
     from arm_backend_core.errors import CompileError
