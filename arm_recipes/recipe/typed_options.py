@@ -30,7 +30,7 @@ class CommonOptions(TypedDict, total=False):
 
 
 class QuantizationOptions(CommonOptions, total=False):
-    """Options of recipes that can quantize. VGF and TOSA recipes with the precision FP do not use them."""
+    """Options of recipes that quantize. The recipes ``VGF_FP`` and ``TOSA_FP`` do not have them."""
 
     per_channel: bool
     precisions: Mapping[str, str] | None

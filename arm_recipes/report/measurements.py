@@ -147,7 +147,7 @@ def compare_measurements(measurements: Sequence[Measurement], report: Mapping[st
 
     Args:
         measurements: result of ``read_measurements``.
-        report: ``Report.to_dict()`` of the export; empty to show the measurements alone.
+        report: ``Report.to_dict()`` of the export; if it is empty, the result has only measurements.
 
     Raises:
         ValueError: the measurements are of another program: its methods or its NPU differ.

@@ -302,8 +302,8 @@ def rebatch(samples: Iterable[Inputs], input_signature: InputSignature) -> Itera
     """Rebatch the batches of a ``DataLoader`` to the batch size of ``input_signature``, by splitting or concatenating.
 
     The first dimension is the batch dimension. The last, incomplete batch is filled by repeating its items, so that
-    every item is used. Two kinds of samples are yielded unchanged: those that have the right batch size already, and
-    those that differ in more than the batch size. Later checks report the latter.
+    every item is used. A sample that has the right batch size already is yielded unchanged. A sample that differs in
+    more than the batch size is yielded unchanged too, because later checks report it.
     """
     pending: list[torch.Tensor] = []
     leaves: list[Any] = []

@@ -342,7 +342,7 @@ def evaluation_mode(models: Mapping[str, Model]) -> Iterator[list[str]]:
             module.training = flag
 
 
-def check_order(function: str, parameter: str, recipe: Any, samples: Any) -> None:
+def check_argument_order(function: str, parameter: str, recipe: Any, samples: Any) -> None:
     """Detect swapped arguments. Functions that take a recipe have the order (model, recipe, samples).
 
     Raises:

@@ -72,18 +72,16 @@ def expand_methods_by_size(
 ) -> tuple[dict[str, Model], Examples, dict[str, ShapeVariants]]:
     """Replace each method that has dynamic shapes by one method per combination of sizes.
 
-    A sample fits a method if the sizes of the method do not exceed those of the sample. Each sample except the first
-    calibrates one method: the one with the largest product of sizes among those that the sample fits. The sample is
-    truncated to the sizes of this method. A sample that fits no method is not used. The first sample calibrates every
-    method. It is truncated, and repeated where it is too short.
+    A sample fits a method if no size of the method exceeds that of the sample. Each sample except the first calibrates
+    the fitting method with the largest product of sizes, and is truncated to these sizes. A sample that fits no method
+    is not used. The first sample calibrates every method. It is truncated, and repeated where it is too short.
 
     Returns:
         models, samples, and shape variants, by method name.
 
     Raises:
-        ValueError: ``sizes`` names an unknown dimension or lacks one, a size is out of the dimension's bounds, the
-            inputs have only dimensions that are derived from a dimension (``2 * n``, but not ``n``), or
-            ``dynamic_shapes`` is invalid.
+        ValueError: ``sizes`` names an unknown dimension or lacks one, a size is out of the dimension's bounds, no input
+            has the dimension itself (``2 * n``, but not ``n``), or ``dynamic_shapes`` is invalid.
     """
     is_by_method = isinstance(dynamic_shapes, Mapping) and dynamic_shapes.keys() <= models.keys()
     by_method = dynamic_shapes if is_by_method else {"forward": dynamic_shapes}

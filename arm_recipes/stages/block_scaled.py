@@ -106,7 +106,7 @@ def describe_unscaled_layers(model: nn.Module, method: str) -> tuple[list[str], 
 def _to_block_scaled(module: nn.Module, config: MXConfig) -> nn.Module:
     """Change the class of a layer in place.
 
-    A new layer would have to replace the old one in all modules that share it, and could not replace a root module.
+    The names of its parameters stay the same. Several modules may share the layer, and it may be the root module.
     """
     if can_block_scale(module):
         module.__class__ = MXLinear if isinstance(module, nn.Linear) else MXConv2d

@@ -1,4 +1,4 @@
-"""Capture of a model with ``torch.export``. ``strict=True`` is tried only if ``strict=False`` fails."""
+"""Capture of a model with ``torch.export``. By default, ``strict=True`` is tried only if ``strict=False`` fails."""
 
 from __future__ import annotations
 
