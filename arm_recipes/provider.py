@@ -103,7 +103,7 @@ def _assemble_recipe(
             transforms.append(quantize_inputs_once)
             if values["input_dtype"] == "uint8":
                 transforms.append(quantize_inputs_as_uint8)
-            passes.append(edge_manager_passes.remove_io_casts)
+            passes.append(edge_manager_passes.quantize_io)
         passes.append(edge_manager_passes.dequantize_after_lookups)
         # VGF runtimes and the Direct Drive runtime on Linux use ExecuTorch's quantize kernels, which the partitioner
         # loads. Firmware uses the cortex_m kernels.
@@ -179,9 +179,9 @@ def _memory_passes(
     if not values["plan_inputs"]:
         yield reject_mutated_inputs
     if not values["plan_outputs"]:
-        yield edge_manager_passes.separate_outputs
+        yield edge_manager_passes.copy_aliased_outputs
     elif not values["plan_inputs"]:
-        yield edge_manager_passes.separate_returned_inputs
+        yield edge_manager_passes.copy_returned_inputs
     if _shares_scratch(target, values):
         yield allow_shared_scratch
     external = options.resolve_external(values.get("external"))

@@ -74,8 +74,8 @@ class ExportResult(Artifact):
 
         Raises:
             ValueError: ``path`` is not writable, ``bundled_samples`` do not match the model's inputs, or a bundled
-                program cannot hold the inputs or outputs. For ``reference`` or ``etrecord`` of a result from the cache,
-                also: the model has changed since the export.
+                program cannot hold the inputs or outputs. If the result is from the cache, ``reference`` and
+                ``etrecord`` also raise this error if the model has changed since the export.
             RunError: ``bundled_samples`` are given, and the program cannot run on this machine.
         """
         target = check_writable(path)
@@ -116,9 +116,9 @@ class ExportResult(Artifact):
                 ``board``, the recipe for the board's NPU.
             verify: as in ``export``. Runs the first four samples of the export.
             progress: show a progress bar if standard error is a terminal.
-            options: recipe options to change, such as ``macs``, ``memory_mode``, ``board`` or ``optimise``. Other
-                options are those of this result, except that another NPU or board does not inherit ``macs``,
-                ``system_config``, ``memory_mode``, ``config_ini`` and ``board``.
+            options: recipe options to change, such as ``macs``, ``memory_mode``, ``board`` or ``optimise``. The
+                other options keep the values of this result. If the recipe or ``board`` changes, ``macs``,
+                ``system_config``, ``memory_mode``, ``config_ini`` and ``board`` get their default values, unless given.
 
         Raises:
             ValueError: the quantized model depends on a changed option, an option is invalid, the model has changed
@@ -184,11 +184,11 @@ class ExportResult(Artifact):
                 model and for the program. ``sample`` is the original item; ``outputs`` are floating-point tensors in
                 the structure of the model's outputs.
             method: the method to compare.
-            layers: also compare layers. For layers inside delegates, this runs the TOSA reference model. An integer
-                limits it to that number of samples, from the first.
+            layers: also compare layers. For layers inside delegates, this runs the TOSA reference model. If ``layers``
+                is an integer, layers are compared for this number of samples only, beginning with the first sample.
             workers: maximum number of processes. Processes are started only if more than 20 s of work remain after the
-                first samples. Default: one per core, or the setting of ``joblib.parallel_config``, whose processes then
-                run all samples. The samples of a model with state run in this process.
+                first samples. Default: one per core. If ``joblib.parallel_config`` is set and ``workers`` is not, the
+                processes of that configuration run all samples. The samples of a model with state run in this process.
             progress: show a progress bar if standard error is a terminal.
 
         Raises:
@@ -254,7 +254,7 @@ class ExportResult(Artifact):
 
         These changes are tried: the other memory modes, ``optimise="size"``, per-tensor weight scales, 2:4 sparse
         weights (if the program has one method), and fewer channels. Fewer channels are tried for the six largest layers
-        whose number of channels is one to four above a multiple of 16: the channels above it are removed. The search
+        whose number of channels exceeds a multiple of 16 by one to four. The excess channels are removed. The search
         takes some seconds.
 
         Raises:

@@ -11,7 +11,7 @@ from executorch.exir.delegate import executorch_call_delegate
 from arm_backend_core.compilation_log import delegate_record
 from arm_recipes.devtools.debug_handle_groups import DebugHandleGroup, group_debug_handles, map_handles
 from arm_recipes.devtools.delegate_results import compute_tosa_results, trace_operator_results
-from arm_recipes.runtime.tosa_flatbuffer import TosaOperator, read_graph
+from arm_recipes.runtime.tosa_flatbuffer import TosaOperator, read_tosa_graph
 
 if TYPE_CHECKING:
     from executorch.exir import ExecutorchProgramManager
@@ -69,7 +69,7 @@ def collect_delegate_calls(
         if record is None:  # a delegate of another backend
             continue
         execution = remaining.pop(0)
-        operators = read_graph(memoryview(record.tosa)).operators
+        operators = read_tosa_graph(memoryview(record.tosa)).operators
         all_handles = _list_debug_handles(lowered.original_module.graph)
         kinds, handles = record.tosa_operators[: len(operators)], record.handles[: len(operators)]
         results = trace_operator_results(execution, record, operators)

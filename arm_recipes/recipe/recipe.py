@@ -38,7 +38,9 @@ class ExportRecipe(executorch.export.ExportRecipe):
 
     @classmethod
     def get_recipe(cls, recipe: RecipeType | str, **kwargs: Any) -> executorch.export.ExportRecipe:
-        """Get a recipe by its type, or by the name of an ``ArmRecipeType``: any case, ``-`` or ``_``.
+        """Get a recipe by its type, or by the name of an ``ArmRecipeType``.
+
+        The case of the name is ignored, and ``-`` equals ``_``.
 
         Raises:
             ValueError: there is no such recipe, or an option is invalid.
@@ -104,7 +106,7 @@ class ArmRecipe(ExportRecipe):
         return make_recipe(self.type_name, {**self.options, **changed})
 
     def with_npu_sram(self, available: int) -> ArmRecipe:
-        """Build a new recipe with a limit for its delegates alone; ``sram_budget`` still limits the whole program.
+        """Build a new recipe that limits the SRAM of its delegates. ``sram_budget`` still limits the whole program.
 
         Args:
             available: bytes of SRAM for the delegates.

@@ -1,6 +1,6 @@
 """Typed dicts of the recipe options, for code completion and type checkers.
 
-``options.OPTIONS`` validates the options at run time.
+At run time, the records in ``options.OPTIONS`` validate the options.
 
 ``tests/recipe/test_options.py`` checks that each typed dict has exactly the options of its recipes.
 """
@@ -29,8 +29,8 @@ class CommonOptions(TypedDict, total=False):
     dump_dir: str | Path | None
 
 
-class IntOptions(CommonOptions, total=False):
-    """Options of recipes that quantize."""
+class QuantizationOptions(CommonOptions, total=False):
+    """Options of recipes that quantize. The recipes ``VGF_FP`` and ``TOSA_FP`` do not have them."""
 
     per_channel: bool
     precisions: Mapping[str, str] | None
@@ -43,7 +43,7 @@ class IntOptions(CommonOptions, total=False):
     input_dtype: Literal["uint8"] | None
 
 
-class EthosUOptions(IntOptions, total=False):
+class EthosUOptions(QuantizationOptions, total=False):
     """Options of Ethos-U recipes."""
 
     board: str | None
@@ -59,6 +59,7 @@ class EthosUOptions(IntOptions, total=False):
     cpu: str | None
     memory: Mapping[str, Bytes | None] | None
     shared_scratch: bool
+    #: Blocks that are stored as external data, in a data file (``.ptd``) beside the program.
     external: bool | Sequence[Literal["weights", "commands"]]
 
 
@@ -68,7 +69,7 @@ class EthosU85Options(EthosUOptions, total=False):
     direct_drive: bool
 
 
-class CortexMOptions(IntOptions, total=False):
+class CortexMOptions(QuantizationOptions, total=False):
     """Options of Cortex-M recipes."""
 
     cpu: str
@@ -77,7 +78,7 @@ class CortexMOptions(IntOptions, total=False):
     flash_budget: Bytes | None
 
 
-class VgfOptions(IntOptions, total=False):
+class VgfOptions(QuantizationOptions, total=False):
     """Options of VGF recipes."""
 
     extensions: Sequence[str] | None

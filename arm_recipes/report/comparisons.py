@@ -88,11 +88,11 @@ class ComparisonRecord(Protocol):
 
     @property
     def sqnr(self) -> float:
-        """SQNR of the first tensor output in dB; NaN without one."""
+        """SQNR of the first output that is a tensor, in dB; NaN if no output is a tensor."""
 
     @property
     def accuracy(self) -> TaskAccuracy | None:
-        """Accuracy of the task; None without labels and metric."""
+        """Accuracy of the task; None if the comparison had neither labels nor a metric."""
 
     @property
     def layers(self) -> Sequence[LayerAccuracy]:

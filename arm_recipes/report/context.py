@@ -65,7 +65,8 @@ def make_export_context(model_names: str, recipe: ExportRecipe) -> ExportContext
 def _model_name(model: nn.Module | ExportedProgram) -> str:
     if not isinstance(model, ExportedProgram):
         return type(model).__name__
-    # The first entry of a node's module stack is the captured model: (path, type), the type as a name after a load.
+    # The first entry of a node's module stack is (path, type) of the captured model. In a program that was loaded from
+    # a file, the type is the name of the class.
     stacks = (node.meta.get("nn_module_stack") for node in model.graph.nodes)
     root = next((next(iter(stack.values())) for stack in stacks if stack), None)
     return "" if root is None else getattr(root[1], "__name__", str(root[1])).split(".")[-1]

@@ -34,9 +34,9 @@ def estimate_cpu_layers(
 ) -> tuple[LayerCost, ...]:
     """Estimate the cost of each layer on the CPU, in program order.
 
-    The operators of a source line in a module are one layer. The transposes of the line are a layer of their own, and
-    so are its quantize and dequantize operators. The share is the fraction of the CPU's cycles. Operators with an
-    estimate of 0 cycles are omitted.
+    The operators of a source line in a module are one layer. The transposes of the line form a separate layer. Its
+    quantize and dequantize operators form another layer. The share is the fraction of the CPU's cycles. Operators with
+    an estimate of 0 cycles are omitted.
 
     Args:
         method: name of the method.
@@ -91,7 +91,7 @@ def _estimate(method: str, module: torch.fx.GraphModule, processor: Processor) -
 
 #: Kind of an inserted operation -> its reason.
 _REASONS = {
-    "transpose": "the model's own, or the kernels use another dimension order",
+    "transpose": "the model's own transpose, or the kernels use another dimension order",
     "boundary": "float inputs or outputs of kernels",
 }
 

@@ -35,7 +35,7 @@ class KernelCall:
         module: path of the module whose operator the kernel computes; empty if unknown.
         source: line of the user's model; empty if unknown.
         shape: shape of the result.
-        scratch_bytes: scratch memory.
+        scratch_bytes: size of the scratch memory that the call needs.
         macs: multiply-accumulates; 0 if the CPU is not known.
         cycles: estimated cycles; None if the CPU is not known.
     """
@@ -121,6 +121,6 @@ def kernel_sections(calls: Sequence[KernelCall], data_movement: dict[str, int], 
 
 
 def _format_cycles(calls: Sequence[KernelCall]) -> str:
-    """Sum of the estimates; empty without estimates."""
+    """Text with the sum of the cycle estimates; empty if no call has an estimate."""
     cycles = [call.cycles for call in calls if call.cycles is not None]
     return f"{sum(cycles):,} cycles (estimate)" if cycles else ""

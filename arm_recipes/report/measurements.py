@@ -28,7 +28,8 @@ class Measurement:
         cpu_cycles: cycles of the core, which include waiting for the NPU; None if the device does not count them.
         npu_cycles: cycles of the NPU; None if its driver does not count them.
         counters: further counters by name.
-        layers: name of a layer's result in the TOSA graph -> cycles. Only a trace of the device has them.
+        layers: name of a layer's result in the TOSA graph -> cycles. The self-test does not measure layers. The user
+            may add cycles from a trace of the board to the log.
         program_crc32: CRC-32 of the ``.pte`` on the device.
     """
 
@@ -146,7 +147,7 @@ def compare_measurements(measurements: Sequence[Measurement], report: Mapping[st
 
     Args:
         measurements: result of ``read_measurements``.
-        report: ``Report.to_dict()`` of the export; empty to show the measurements alone.
+        report: ``Report.to_dict()`` of the export; if it is empty, the result has only measurements.
 
     Raises:
         ValueError: the measurements are of another program: its methods or its NPU differ.

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from arm_backend_core.tosa.graph import COPY_OPERATOR
-from arm_recipes.runtime.tosa_flatbuffer import read_graph
+from arm_recipes.runtime.tosa_flatbuffer import read_tosa_graph
 
 if TYPE_CHECKING:
     from arm_backend_core.backends.vela_estimates import OperationEstimate, VelaEstimates
@@ -58,9 +58,9 @@ class LayerCost:
             and for copies at the boundary.
         source: line of the user's model.
         kind: "layer" for operations of the model. "boundary" changes the dimension order, type or scale of an input or
-            output, or copies it. "transpose" changes the dimension order elsewhere; the model itself may require it.
-            "conversion" changes the type or scale. "rest" has the cycles of Vela's total that belong to no operation,
-            or to one without a TOSA operator.
+            output, or copies it. "transpose" changes the dimension order elsewhere, because the model or an operator
+            requires it. "conversion" changes the type or scale. "rest" has the cycles of Vela's total that belong to no
+            operation, or to an operation without a TOSA operator.
         operators: ATen operators that the layer is compiled from; on the CPU, operators of the lowered program.
         cycles: cycles; on the NPU including memory stalls. All layers of a delegate add up to ``vela.total_cycles``.
         share: fraction of the cycles of all delegates of the method; on the CPU, of the CPU's cycles.
@@ -160,7 +160,7 @@ class DelegateProfile:
     @cached_property
     def graph(self) -> TosaGraph:
         """The TOSA graph of the delegate."""
-        return read_graph(memoryview(self.record.tosa))
+        return read_tosa_graph(memoryview(self.record.tosa))
 
     @cached_property
     def producers(self) -> dict[str, int]:
@@ -344,7 +344,10 @@ class DelegateProfile:
 
     @cached_property
     def _input_operators(self) -> dict[int, str]:
-        """Operator index -> input, for data movement and conversions before all other operators on an input."""
+        """Index of an operator -> name of the delegate's input that it moves or converts.
+
+        Contains the data movement and conversions that run on an input before any other operator.
+        """
         input_of_operator: dict[int, str] = {}
         input_of_tensor = {name: name for name in self.graph.inputs}
         for i, op in enumerate(self.graph.operators):
@@ -359,7 +362,10 @@ class DelegateProfile:
 
     @cached_property
     def _output_operators(self) -> dict[int, str]:
-        """Operator index -> output, for data movement and conversions after all other operators on an output."""
+        """Index of an operator -> name of the delegate's output that it moves or converts.
+
+        Contains the data movement and conversions that run after all other operators, to produce an output.
+        """
         output_of_operator: dict[int, str] = {}
         for i, op in reversed(list(enumerate(self.graph.operators))):
             readers = self._readers[op.outputs[0]]

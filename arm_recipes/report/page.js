@@ -50,7 +50,7 @@ function ancestors(module) {
   return parts.map((_, i) => parts.slice(0, i + 1).join("."));
 }
 
-function addNetwork(place, graph) {
+function addLayerGraph(place, graph) {
   const picture = place.querySelector(".picture"), scale = place.querySelector(".scale"), facts = place.querySelector(".facts");
   const members = new Map(); // module -> indices of its nodes
   graph.nodes.forEach((node, i) => ancestors(node.module).forEach((m) => {
@@ -167,7 +167,7 @@ function addChart(name, draw) {
   chartRedraws.push(redrawChart);
 }
 
-document.querySelectorAll(".network").forEach((place) => addNetwork(place, data.networks[Number(place.dataset.number)]));
+document.querySelectorAll(".layer-graph").forEach((place) => addLayerGraph(place, data.layer_graphs[Number(place.dataset.number)]));
 
 addChart("costs", (place) => {
   const rows = [...data.layers].sort((a, b) => b.cycles - a.cycles).slice(0, 25).reverse();

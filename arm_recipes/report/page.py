@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from arm_recipes._internal.files import check_writable, write_file_atomically
 from arm_recipes._internal.messages import INSTALL_PLOTLY
 from arm_recipes._internal.rendering import Section, as_html, cell_as_html, format_bytes
-from arm_recipes.report.network import build_network, short_source
+from arm_recipes.report.layer_graph import build_layer_graph, short_source
 from arm_recipes.report.page_summary import Answer, answer_questions
 
 if TYPE_CHECKING:
@@ -67,16 +67,16 @@ def build_page(report: ExportRecord, context: ExportContext, comparisons: Sequen
     except ImportError as error:
         raise ImportError(f"the page needs Plotly: {INSTALL_PLOTLY}") from error
     graphs = [
-        build_network(
+        build_layer_graph(
             profile,
             [cost for cost in report.layers if (cost.method, cost.delegate) == (profile.method, profile.record.name)],
         )
         for method in report.methods
         for profile in method.profiles
     ]
-    networks = [graph for graph in graphs if graph is not None]
+    layer_graphs = [graph for graph in graphs if graph is not None]
     data = {
-        "networks": networks,
+        "layer_graphs": layer_graphs,
         "layers": [_cost_dict(cost) for cost in report.layers],
         "memory": [_memory_dict(report, used) for used in report.memory],
         "accuracy": [{"layers": [_accuracy_dict(layer) for layer in comparison.layers]} for comparison in comparisons],
@@ -92,7 +92,7 @@ def build_page(report: ExportRecord, context: ExportContext, comparisons: Sequen
         # "</script>" in a name would end the element, and "<!--" would begin a comment.
         data=json.dumps(data, allow_nan=False).replace("<", "\\u003c"),
         cards="".join(_render_card(*card) for card in _summary_cards(report)),
-        body="\n".join(_render_body(report, networks, comparisons)),
+        body="\n".join(_render_body(report, layer_graphs, comparisons)),
     )
     return Page(text)
 
@@ -132,7 +132,7 @@ def _summary_cards(report: ExportRecord) -> Iterator[tuple[str, str]]:
 
 
 def _render_body(
-    report: ExportRecord, networks: Sequence[dict[str, Any]], comparisons: Sequence[ComparisonRecord]
+    report: ExportRecord, layer_graphs: Sequence[dict[str, Any]], comparisons: Sequence[ComparisonRecord]
 ) -> Iterator[str]:
     if report.ram is not None:
         yield _render_sections(report.ram.sections())
@@ -146,12 +146,12 @@ def _render_body(
         yield '<div id="modules"></div>'
         table = _render_table(_LAYER_COLUMNS, map(_layer_cells, report.layers))
         yield f"<details><summary>All layers</summary>{table}</details>"
-    for number, graph in enumerate(networks):
+    for number, graph in enumerate(layer_graphs):
         yield _render_heading(
-            f"Network: {graph['name']}",
+            f"Layer graph: {graph['name']}",
             "Tensors between layers; the width shows the bytes. Click a layer for details.",
         )
-        yield f'<div class="network" data-number="{number}"><div class="controls"></div>'
+        yield f'<div class="layer-graph" data-number="{number}"><div class="controls"></div>'
         yield '<div class="scale"></div>'
         yield '<div class="wide"><div class="picture"></div></div><div class="facts"></div></div>'
     for number, used in enumerate(report.memory):

@@ -27,7 +27,7 @@ class Answer:
 
     Attributes:
         question: the question; with several comparisons, also the name of the method.
-        figure: the answer.
+        figure: the answer: a value with its unit, or a word such as "yes".
         details: sentences and figures that explain the answer.
     """
 

@@ -121,7 +121,8 @@ def npu_ram_parts(estimates: Sequence[VelaEstimates], *, is_planned: bool = Fals
 
     Args:
         estimates: Vela's estimates of the delegates. Without delegates, there are no parts.
-        is_planned: whether the scratch is in planned memory. It is then omitted here, and part of the planned memory.
+        is_planned: whether the scratch is in planned memory. If it is, the result has no part for the scratch, because
+            the size of the planned memory includes it.
     """
     if not estimates:
         return ()
@@ -152,8 +153,8 @@ def compute_ram(
         delegates: name of a method -> its delegates; without constant methods.
         execution_plans: plans of all methods of the program.
         recipe: the recipe, whose option ``memory`` names the planned memories.
-        on_cortex_m: whether the recipe has a Cortex-M as its CPU, also beside an NPU. The plans contain the scratch of
-            its kernels.
+        on_cortex_m: whether the CPU of the recipe is a Cortex-M, with or without an NPU. The scratch of the Cortex-M's
+            kernels is in the plans.
     """
     estimates = [delegate.vela for each in delegates.values() for delegate in each if delegate.vela is not None]
     if not estimates and not on_cortex_m:
@@ -171,7 +172,8 @@ def compute_ram(
     plans = [plan for plan in execution_plans if plan.name in delegates]
     is_planned = any(any(planned_scratches(plan)) for plan in plans)
     npu = npu_ram_parts(estimates, is_planned=is_planned)
-    # Assume the CPU's tensors in the memory of the NPU's scratch: DRAM if the memory mode places activations there.
+    # Assume that the CPU's tensors are in the same memory as the NPU's scratch. If the memory mode places activations
+    # in DRAM, this memory is DRAM.
     memory = _RAM[estimates[0].scratch_memory] if estimates else "SRAM"
     planned, shared = planned_bytes(plans)
     # The temp allocator holds the kernel look-up while a method is loaded, and the NPU's scratch while it runs.
@@ -190,7 +192,8 @@ def compute_ram(
     tensors.append(RamPart(_APPLICATION, own_io, memory))
     runtime = RamPart("runtime", loaded + max(lookup, 0), memory)
     used = sum_by_memory((*npu, *tensors))
-    for name, budget in budgets.items():  # the runtime's allocations may be in any memory: in the first with room
+    # The runtime's allocations may be in any memory. Assume the first one with enough room.
+    for name, budget in budgets.items():
         if budget is None or used.get(name.upper(), 0) + runtime.bytes <= parse_bytes(budget):
             runtime = replace(runtime, memory=name.upper())
             break
@@ -198,7 +201,10 @@ def compute_ram(
 
 
 def _describe_less_ram(estimates: Sequence[VelaEstimates]) -> str:
-    """Compare delegates that were chosen for less RAM with the performance programs; empty if there are none."""
+    """Compare cycles and SRAM of delegates that were chosen for less RAM with those of the performance programs.
+
+    Empty if no delegate was chosen for less RAM.
+    """
     if not any(vela.performance for vela in estimates):
         return ""
     now = [_cycles_and_sram(vela) for vela in estimates]

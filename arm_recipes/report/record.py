@@ -94,7 +94,7 @@ class MethodReport:
 
     @property
     def cpu_cycles(self) -> int | None:
-        """Estimated cycles of the CPU for one inference; None without estimates (``cpu_layers`` is empty)."""
+        """Estimated cycles of the CPU for one inference; None if ``cpu_layers`` is empty."""
         return sum(cost.cycles for cost in self.cpu_layers) if self.cpu_layers else None
 
     @cached_property
@@ -114,12 +114,13 @@ class ExportRecord(Renderable):
         data_file_bytes: size of the data files (``.ptd``); 0 if there are none.
         seconds: stage -> wall-clock time, by ExecuTorch's stage names.
         notes: further notes for the user, one sentence each.
-        measured: with ``verify=True``, statistics of the last emulated execution of each Ethos-U delegate. The key is
-            the delegate's name, with the method's name if there are several methods.
+        measured: with ``verify=True``, the emulator's statistics of the last execution of each Ethos-U delegate. They
+            are not measurements of a device. The key is the delegate's name, with the method's name if there are
+            several methods.
         cached: whether the program was taken from ``cache_dir``.
-        ram: RAM that a board needs for the program; None without delegates for an Ethos-U, unless the recipe has a
-            Cortex-M as its CPU.
-        accuracy: expected accuracy of the task; None without labels and metric.
+        ram: RAM that a board needs for the program; None if the program has no delegates for an Ethos-U and the CPU of
+            the recipe is not a Cortex-M.
+        accuracy: expected accuracy of the task; None if ``export`` got neither labels nor a metric.
     """
 
     recipe: str
@@ -168,7 +169,7 @@ class ExportRecord(Renderable):
         return tuple(operator for method in self.methods for operator in method.cpu_operators)
 
     def to_dict(self) -> dict[str, Any]:
-        """The record as dicts, lists, strings and numbers, ready for JSON. Sizes replace flatbuffers."""
+        """The record as dicts, lists, strings and numbers, ready for JSON. Flatbuffers are replaced by their sizes."""
         return {
             "recipe": self.recipe,
             "program_bytes": self.program_bytes,

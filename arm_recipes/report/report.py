@@ -25,7 +25,7 @@ class Report(ExportRecord):
 
     Attributes:
         context: model, date, board and limits of the export.
-        measurements: runs on a device, see ``with_measurements``.
+        measurements: measurements of runs on a device, added by ``with_measurements``.
     """
 
     context: ExportContext = field(default_factory=ExportContext)

@@ -38,8 +38,8 @@ def bind_arguments(method: str, expected: Signature, tensors: Sequence[Any], nam
     The caller checks the number of arguments if all are positional.
 
     Raises:
-        ValueError: a name is unknown or given twice, an input is missing beside named ones, or the only argument is a
-            whole sample.
+        ValueError: a name is unknown or given twice, some arguments are named and an input is missing, or the only
+            argument is a whole sample.
     """
     packed = describe_packed_sample(tensors, named)
     if packed is not None and expected.inputs and isinstance(expected.inputs[0], TensorInfo):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from arm_recipes.runtime.errors import RunError
-from arm_recipes.runtime.tosa_flatbuffer import read_graph
+from arm_recipes.runtime.tosa_flatbuffer import read_tosa_graph
 
 if TYPE_CHECKING:
     from arm_backend_core.backends.vela_estimates import OperationEstimate
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 class CommandOrigin:
     """Origin of a command; fields are empty if unknown.
 
-    If Vela fused operators into one operation, the names are those of the operator that Vela reports for it.
+    If Vela fused several operators into one operation, the fields describe the operator that Vela reports for the
+    operation.
 
     Attributes:
         operator: the TOSA operator.
@@ -59,7 +60,7 @@ class CommandOrigins:
 
     def __init__(self, record: DelegateRecord | None) -> None:
         layers = record.vela.layers if record is not None and record.vela is not None else ()
-        operators = read_graph(memoryview(record.tosa)).operators if record is not None and layers else ()
+        operators = read_tosa_graph(memoryview(record.tosa)).operators if record is not None and layers else ()
         indices = [operator.index for operator in operators]
         layer_origins = [_layer_origin(record, layer, indices) for layer in layers if record is not None]
         starts = [
@@ -107,7 +108,7 @@ def _layer_origin(record: DelegateRecord, layer: OperationEstimate, indices: Seq
 
 
 def describe_with_origin(error: RunError, records: Mapping[bytes, DelegateRecord]) -> str:
-    """Return the message of an error, extended by layer and source line of the failed command.
+    """Return the message of an error, and append the layer and source line of the failed command if they are known.
 
     Args:
         records: the export's records of delegates, by payload checksum.

@@ -1,8 +1,8 @@
 """Data files (``.ptd``) of programs: named data outside the ``.pte``, in ExecuTorch's FlatTensor format.
 
 The key of a block of an Ethos-U payload ends with the first hexadecimal digits of the SHA-256 of its content
-(``payload_parts.content_key``). The data file of another program therefore lacks the keys, and changed content does not
-match them.
+(``payload_parts.content_key``). A data file of another program therefore lacks these keys, and changed content does not
+match its key.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ def read_external_data(program: PteProgram, data_file: bytes | None) -> dict[str
 
     Raises:
         ProgramError: the file is not a data file, or is damaged.
-        RunError: the program needs a data file and there is none, or the content of the file is not that of the export.
+        RunError: the program needs a data file and there is none, or the file lacks data that the program needs, or the
+            data have changed since the export.
     """
     keys = external_data_keys(program)
     if not keys:
@@ -112,14 +113,14 @@ def read_external_data(program: PteProgram, data_file: bytes | None) -> dict[str
     missing = [key for key in keys if key not in named_data]
     if missing:
         raise RunError(
-            "the data file (.ptd) belongs to another program or another export: the checksums of its content are not "
-            f"those of the program ({len(missing)} of {len(keys)} blocks are missing, such as '{missing[0]}'). "
+            "the data file (.ptd) belongs to another program or another export: the checksums of its content differ "
+            f"from those in the program ({len(missing)} of {len(keys)} blocks are missing, such as '{missing[0]}'). "
             "Use the .ptd that was saved with this .pte"
         )
     changed = [key for key in keys if not matches_key(key, named_data[key])]
     if changed:
         raise RunError(
-            f"the data file (.ptd) is damaged: the SHA-256 of the block '{changed[0]}' is not the one that was "
-            "recorded when it was exported. Export or copy the file again"
+            f"the data file (.ptd) is damaged: the SHA-256 of the block '{changed[0]}' differs from the one "
+            "that was recorded at the export. Export or copy the file again"
         )
     return named_data

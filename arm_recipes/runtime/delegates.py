@@ -54,10 +54,10 @@ class TosaDelegate:
     """
 
     def __init__(self, payload: bytes) -> None:
-        from arm_recipes.runtime.tosa_flatbuffer import read_tosa
+        from arm_recipes.runtime.tosa_flatbuffer import read_tosa_payload
 
         self._payload = payload
-        graph = read_tosa(memoryview(payload))
+        graph = read_tosa_payload(memoryview(payload))
         self.inputs, self.outputs = graph.inputs, graph.outputs
 
     def run(self, arrays: Sequence[Array]) -> Sequence[Array]:

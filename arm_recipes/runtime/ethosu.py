@@ -132,7 +132,7 @@ class EthosUDelegate:
 
         Args:
             content: command stream, weights and description.
-            one_arena: scratch and fast scratch are the same memory.
+            one_arena: whether scratch and fast scratch are the same memory.
             variables: tensors that have a value before the first run.
 
         Raises:

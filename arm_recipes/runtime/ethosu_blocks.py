@@ -175,7 +175,7 @@ def look_up_block(key: str, find_named_data: NamedDataLookup) -> bytes | memoryv
 
 
 def inline_external_blocks(data: bytes | memoryview, find_named_data: NamedDataLookup) -> bytes | memoryview:
-    """Copy external blocks into a payload. A payload that is damaged or has no external blocks is returned as it is.
+    """Copy external blocks into a payload. A payload that is damaged or has no external blocks is returned unchanged.
 
     Raises:
         PayloadError: there is no named data with the key of an external block.

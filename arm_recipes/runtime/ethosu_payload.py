@@ -110,7 +110,9 @@ def round_to_cache_lines(count: int) -> int:
 
 
 def read_payload(data: bytes | memoryview) -> EthosUPayload:
-    """Parse and describe a payload whose command stream is not external; for others, see ``read_payload_content``.
+    """Parse and describe a payload whose command stream is not external.
+
+    ``read_payload_content`` also reads payloads with an external command stream.
 
     Raises:
         PayloadError: the payload is truncated or damaged (the message says where), or its command stream is external.
@@ -158,7 +160,7 @@ def read_payload_content(
 
 
 def _resolve(block: Block, find_named_data: NamedDataLookup | None) -> Block:
-    """Return an external block with its data in place of the key; with empty data if there is no look-up."""
+    """Replace the key in an external block by the data of this key, or by empty data if ``find_named_data`` is None."""
     if not block.external:
         return block
     data = b"" if find_named_data is None else look_up_block(block.key, find_named_data)
@@ -238,10 +240,15 @@ def _check_tensor(
 
 
 def _check_overlaps(block: Block, tensors: list[EthosUTensor], *, may_repeat: bool) -> None:
-    """Raise ``PayloadError`` if two inputs overlap, or two outputs.
+    """Raise ``PayloadError`` if two tensors of a block overlap.
 
-    Vela may reuse the memory of an input for an output, so inputs and outputs are not compared with each other. If a
-    model returns a tensor twice, two outputs have the same address (``may_repeat``).
+    Vela may reuse the memory of an input for an output, so inputs and outputs are not compared with each other.
+
+    Args:
+        block: the block of the inputs or of the outputs.
+        tensors: tensors of the block.
+        may_repeat: whether two tensors may have the same address and size. Two outputs do if the model returns a tensor
+            twice.
     """
     ends = [tensor.offset + tensor.nbytes for tensor in tensors]
     for i, tensor in enumerate(tensors):

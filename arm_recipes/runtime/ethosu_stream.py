@@ -72,8 +72,9 @@ class EmulatedStream:
         scratch, fast_scratch: sizes of these regions in bytes. Fast scratch is reduced to the part that the stream
             accesses.
         inputs, outputs: locations of the tensors. The data of an input without a location is ignored.
-        shared: whether other streams may have the same weights. Streams then share the memory, and copy it on write.
-        one_arena: scratch and fast scratch are the same memory.
+        shared: whether streams with the same weights share their memory. A stream that writes to a page of this memory
+            gets a copy of the page.
+        one_arena: whether scratch and fast scratch are the same memory.
         variables: tensors that have a value before the stream writes them.
 
     Raises:

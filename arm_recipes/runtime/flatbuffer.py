@@ -50,9 +50,10 @@ class Flatbuffer:
             raise FlatbufferError(f"bytes {at:,} to {at + count:,} are needed, the file has {len(self.data):,}")
 
     def count_read_bytes(self, count: int) -> None:
-        """Count ``count`` bytes as read; an error if all reads together exceed the size of the file.
+        """Count ``count`` bytes as read. Repeated references to the same data count each time, which bounds their work.
 
-        This bounds the work that repeated references to the same data cause.
+        Raises:
+            FlatbufferError: all reads together exceed the size of the file.
         """
         self._unread_bytes -= count
         if self._unread_bytes < 0:

@@ -1,4 +1,7 @@
-"""Host plugin: the backends of ExecuTorch's runtime in this process call delegates in Python."""
+"""Host backends: ExecuTorch's runtime in this process executes delegates by callbacks into Python.
+
+The host plugin (``runtime/host``) is the C++ side of the backends.
+"""
 
 from __future__ import annotations
 

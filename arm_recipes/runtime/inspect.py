@@ -22,14 +22,14 @@ from arm_recipes.runtime.ethosu_payload import EthosUPayload, read_payload, with
 from arm_recipes.runtime.payload_parts import COMMANDS_PREFIX, WEIGHTS_PREFIX, join_parts
 from arm_recipes.runtime.pte import ProgramError, PteDelegate, PteTensor, read_program
 from arm_recipes.runtime.signature import IOValue, read_signature
-from arm_recipes.runtime.tosa_flatbuffer import TosaPayload, read_tosa
+from arm_recipes.runtime.tosa_flatbuffer import TosaPayload, read_tosa_payload
 from arm_recipes.runtime.vela_tflite import ETHOS_U_CUSTOM_CODE, is_tflite, read_vela_tflite
 from arm_recipes.runtime.vgf_payload import VgfPayload, read_vgf
 
 Payload = EthosUPayload | TosaPayload | VgfPayload
 _PAYLOAD_READERS: dict[str, Callable[[memoryview], Payload]] = {
     "EthosUBackend": read_payload,
-    "TOSABackend": read_tosa,
+    "TOSABackend": read_tosa_payload,
     "VgfBackend": read_vgf,
 }
 #: Compile specs whose value is binary numbers, not text.
@@ -139,7 +139,8 @@ def inspect_program(source: str | Path | bytes, ptd: str | Path | bytes | None =
             exists.
 
     Raises:
-        ValueError: a file does not exist, or is damaged or not a program or data file (``ProgramError``).
+        ValueError: a file cannot be read.
+        ProgramError: a file is damaged, or is neither a program nor a data file. This is a ``ValueError``.
     """
     if ptd is None and not isinstance(source, bytes) and (beside := data_file_path(source)).is_file():
         ptd = beside
@@ -282,7 +283,7 @@ def _delegate_rows(delegate: DelegateInspection) -> list[tuple[str, ...]]:
 
 
 def _describe_location(delegate: DelegateInspection, prefix: str) -> str:
-    """Describe whether the block whose key begins with ``prefix`` is in the data file; empty if it is not."""
+    """Return ", in the .ptd" if the data file has the block whose key begins with ``prefix``, else an empty string."""
     return ", in the .ptd" if any(key.startswith(prefix) for key in delegate.data_file_keys) else ""
 
 

@@ -84,7 +84,7 @@ def reference_path(path: str | Path) -> Path:
 
 @contextmanager
 def _name_file(source: str | Path | bytes) -> Iterator[None]:
-    """Name the file in errors of the block, and describe a file that is not a program."""
+    """Add the name of the file to errors in the block. If the file is not a program, also add what the file is."""
     try:
         yield
     except (ProgramError, RunError) as error:

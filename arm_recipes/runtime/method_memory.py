@@ -23,7 +23,8 @@ else:
 
 #: Size and alignment of a type, in bytes.
 SizeAndAlignment = tuple[int, int]
-#: Layout of a dimension's size (int32), of an entry of ``dim_order`` or a flag (one byte), of an integer value (int64).
+#: Size and alignment of an int32 (the size of a dimension), of a byte (an entry of ``dim_order``, or a flag) and of an
+#: int64 (an integer value).
 _INT32, _BYTE, _INT64 = (4, 4), (1, 1), (8, 8)
 #: executorch::runtime::kTensorDimensionLimit
 _MAX_DIMENSIONS = 16
@@ -35,7 +36,7 @@ class TypeLayout:
 
     Attributes:
         bits: width of pointers.
-        named: types by their names in C++. A build of the firmware asserts their sizes.
+        named: name of a type in C++ -> its size and alignment. A build of the firmware asserts these sizes.
         delegate: ``BackendDelegate``: a ``FreeableBuffer`` and two pointers. No public header defines it.
         chain: ``Chain``: a pointer, a span and a pointer. No public header defines it.
     """

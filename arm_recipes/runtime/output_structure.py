@@ -21,8 +21,8 @@ def unflatten_outputs(outputs: Sequence[Any], encoded: str, mutated_inputs: int)
         mutated_inputs: number of new values of mutated inputs. They precede the model's outputs.
 
     Returns:
-        The structure. If no structure is recorded, or the recorded one is damaged, contains an unknown type or has
-        another number of outputs: the output itself if there is only one, a list of the outputs otherwise.
+        The structure. If ``encoded`` is empty, damaged, contains an unknown type or has another number of outputs, the
+        result is the output itself if there is only one, and a list of the outputs otherwise.
     """
     model_outputs = list(outputs[mutated_inputs:])
     leaves = iter(model_outputs)

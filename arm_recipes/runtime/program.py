@@ -139,9 +139,10 @@ class Program:
             result is the tensor of a single output, or a list of the outputs.
 
         Raises:
-            ValueError: there is no such method, a tensor has the wrong shape or dtype, or no exported size fits and
-                ``pad`` does not help, or ``backend`` is unknown. In a method with delegates of an Arm backend, also:
-                int32 cannot hold a value of an int64 tensor.
+            ValueError: there is no such method, ``backend`` is unknown, or a tensor has the wrong shape or dtype. For a
+                method with several sizes, also: the inputs are larger than all sizes, or no size fits exactly and
+                ``pad`` has no number for an input. For a method with delegates of an Arm backend, also: int32 cannot
+                hold a value of an int64 tensor.
             RunError: the run failed, this machine lacks a dependency, which the message names, or ``backend="tosa"``
                 needs a reference program and none is loaded.
         """
@@ -355,7 +356,8 @@ class Program:
     def _load_method(self, name: str) -> Any:
         runtime = self._checked_runtime(name)
         if not self._shares_state:
-            # The methods of one loaded program share planned memory, so that one would overwrite another's buffers.
+            # Load the program once for each method. The methods of one loaded program share planned memory, so that a
+            # method would overwrite the mutable buffers of another method.
             return runtime.load_program(self.data).load_method(name)
         if self._shared_program is None:
             # Load all methods now, because loading a method later would reset the shared buffers to their initial

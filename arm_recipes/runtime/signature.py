@@ -118,7 +118,8 @@ def encode_metadata(
 
     Args:
         methods: inputs and outputs by method.
-        mutated_inputs: number of mutated inputs by method (see ``Signature``). Methods without any may be missing.
+        mutated_inputs: number of mutated inputs by method (see ``Signature``). Methods without mutated inputs may be
+            missing.
         program_digest: for a reference program, the SHA-256 in hexadecimal of the program that it belongs to.
         shape_variants: shape variants by method, as JSON objects (see ``StoredShapeVariants.from_dict``).
     """

@@ -181,7 +181,9 @@ class _Block:
         dtype = self.reader.dtype(tensor.number(_TosaTensor.type, "I"))
         shape = tensor.numbers(_TosaTensor.shape, "i")
         if len(shape) > _MAX_DIMENSIONS or min(shape, default=0) < 0:
-            raise PayloadError(f"the tensor '{name}' has {len(shape)} dimensions, or a size that is not known")
+            raise PayloadError(
+                f"the tensor '{name}' has more than {_MAX_DIMENSIONS} dimensions or a negative size: {list(shape)}"
+            )
         self.values[name] = Value(shape, dtype, graph_name)
         return self.values[name]
 
@@ -240,7 +242,7 @@ class _Block:
 
 
 def _check_nested_graphs(op: Op, **graphs: Graph) -> None:
-    """Check nested graphs: the condition is one boolean, and inputs and outputs match the operator's.
+    """Check that the condition is one boolean, and that the inputs and outputs of nested graphs match the operator.
 
     Source: TOSA 1.0, COND_IF and WHILE_LOOP.
     """

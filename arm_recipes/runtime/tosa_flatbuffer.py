@@ -116,8 +116,8 @@ class TosaPayload:
     outputs: tuple[TensorInfo, ...]
 
 
-def read_tosa(data: memoryview) -> TosaPayload:
-    """Parse and describe a TOSA flatbuffer.
+def read_tosa_payload(data: memoryview) -> TosaPayload:
+    """Parse and describe a TOSA flatbuffer, which may be untrusted.
 
     Raises:
         PayloadError: the bytes are not a TOSA flatbuffer, or are truncated or damaged.
@@ -173,8 +173,8 @@ class TosaGraph:
     tensor_bytes: Mapping[str, int]
 
 
-def read_graph(data: memoryview) -> TosaGraph:
-    """Parse a TOSA flatbuffer that this compiler wrote.
+def read_tosa_graph(data: memoryview) -> TosaGraph:
+    """Parse the operators and tensors of a TOSA flatbuffer that this compiler wrote.
 
     The result has no operators if the graph contains nested graphs (COND_IF, WHILE_LOOP).
     """

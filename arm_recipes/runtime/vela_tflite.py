@@ -240,8 +240,8 @@ class _Reader:
         offsets = words[_ALLOCATION_HEADER_WORDS:]
         if words[2] != len(offsets) or len(offsets) < len(self._tensors):
             raise ProgramError(
-                f"damaged: its metadata '{_ALLOCATION_METADATA}' announces {words[2]} tensors and has {len(offsets)}, "
-                f"the model {len(self._tensors)}"
+                f"damaged: its metadata '{_ALLOCATION_METADATA}' announces {words[2]} tensors and has {len(offsets)} "
+                f"offsets, and the model has {len(self._tensors)} tensors"
             )
         return offsets
 

@@ -113,7 +113,7 @@ def read_vgf(data: memoryview) -> VgfPayload:
 def _slice_section(data: memoryview, offset: int, count: int) -> memoryview:
     if offset + count > len(data):
         end = offset + count
-        raise PayloadError(f"truncated: a section of the VGF file ends at byte {end:,}, there are {len(data):,}")
+        raise PayloadError(f"truncated: a section of the VGF file ends at byte {end:,}, the file has {len(data):,}")
     return data[offset : offset + count]
 
 

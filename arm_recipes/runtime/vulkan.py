@@ -106,7 +106,7 @@ def _load_loader() -> tuple[str, ctypes.CDLL]:
         if version >= _MIN_LOADER_VERSION:
             return path, library
         rejections.append(f"{path} has version {'.'.join(map(str, version))}")
-        _unload(library)  # while it is loaded, dlopen would resolve the next loader to it
+        _unload(library)  # otherwise, dlopen would return this library again for the next path
     raise RuntimeUnavailable(f"There is no usable Vulkan loader: {'; '.join(rejections)}. {_INSTALL_HINT}")
 
 

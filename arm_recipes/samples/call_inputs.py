@@ -302,8 +302,8 @@ def rebatch(samples: Iterable[Inputs], input_signature: InputSignature) -> Itera
     """Rebatch the batches of a ``DataLoader`` to the batch size of ``input_signature``, by splitting or concatenating.
 
     The first dimension is the batch dimension. The last, incomplete batch is filled by repeating its items, so that
-    every item is used. A sample that has the right batch size already is yielded unchanged. So is a sample that differs
-    in more than the batch size: later checks report it.
+    every item is used. A sample that has the right batch size already is yielded unchanged. A sample that differs in
+    more than the batch size is yielded unchanged too, because later checks report it.
     """
     pending: list[torch.Tensor] = []
     leaves: list[Any] = []
@@ -329,9 +329,9 @@ def rebatch(samples: Iterable[Inputs], input_signature: InputSignature) -> Itera
 
 
 def _batched_leaves(leaves: Sequence[Any], input_signature: InputSignature) -> list[int]:
-    """Indices of the leaves that differ from the model's inputs in the first dimension only.
+    """Indices of the leaves that differ from the model's inputs in the first dimension only, the batch dimension.
 
-    Empty if these leaves have different batch sizes.
+    Empty if these leaves have different batch sizes, or a batch size is 0.
     """
     indices = []
     for i, (value, expected) in enumerate(zip(leaves, input_signature.leaves, strict=True)):

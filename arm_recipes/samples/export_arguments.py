@@ -115,7 +115,8 @@ def examples_by_method(samples: Any, models: Mapping[str, Model], *, from_loader
     Args:
         samples: the argument ``samples``.
         models: models by method.
-        from_loader: whether a ``DataLoader`` gave the samples, although they are another iterable.
+        from_loader: whether the samples come from a ``DataLoader``, although ``samples`` is another iterable, such as a
+            list of its batches.
 
     Raises:
         ValueError: a method has no samples, or a sample is not a valid model input.
@@ -234,10 +235,10 @@ def resolve_loaders(samples: Any) -> Any:
 def batch_size_notes(samples: Any, models: Mapping[str, Model], examples: Examples) -> list[str]:
     """Return notes on methods that are captured with the batch size of a ``DataLoader`` or of a bare tensor.
 
-    A note is added if items of a ``DataLoader`` that may be labels are inputs of the model.
+    Another note says which items of a ``DataLoader`` are inputs of the model, although they may be labels.
 
-    An ``ExportedProgram`` gets no note, because its batch size is fixed. A method with other samples, such as a list,
-    gets no note either, because the user chose their batch size.
+    There is no note on an ``ExportedProgram``, because its batch size is fixed. There is none on a method with other
+    samples, such as a list, because the user chose their batch size.
 
     Args:
         samples: the argument ``samples``, after ``resolve_loaders``.
@@ -341,7 +342,7 @@ def evaluation_mode(models: Mapping[str, Model]) -> Iterator[list[str]]:
             module.training = flag
 
 
-def check_order(function: str, parameter: str, recipe: Any, samples: Any) -> None:
+def check_argument_order(function: str, parameter: str, recipe: Any, samples: Any) -> None:
     """Detect swapped arguments. Functions that take a recipe have the order (model, recipe, samples).
 
     Raises:

@@ -140,7 +140,7 @@ def describe_input_mismatch(model: torch.nn.Module, sample: Inputs, description:
             return None
         layer = _find_layer(error, model)
         weights = _weight_dtype(model)
-        for changes in (*_list_changes(tensors, weights), *_list_size_changes(tensors, layer)):
+        for changes in (*_list_changes(tensors, weights), *_list_changes_for_layer(tensors, layer)):
             if time.monotonic() > deadline:
                 return None
             if _runs(model, leaves, spec, changes):
@@ -240,12 +240,13 @@ def _find_layer(error: Exception, model: torch.nn.Module) -> tuple[str, torch.nn
     return found
 
 
-def _list_size_changes(
+def _list_changes_for_layer(
     tensors: Mapping[int, torch.Tensor], layer: tuple[str, torch.nn.Module, torch.Tensor] | None
 ) -> Iterator[tuple[_Change, ...]]:
-    """Yield changes of an axis to the number of channels or features that a layer declares.
+    """Yield changes of a sample's shape that may give a layer the number of channels or features that it declares.
 
-    Changes of the spatial sizes that may lead to this number of features follow.
+    The first changes set the axis of the channels or features to this number. Further changes set the spatial sizes, on
+    which the number of features may depend.
     """
     if layer is None:
         return
@@ -259,11 +260,11 @@ def _list_size_changes(
                 shape[axis] = size
                 yield (_Change(index, tensor.dtype, tuple(shape), "", what),)
         if features and value.dim() and tensor.dim() > 2:
-            yield from _list_sizes(index, tensor, features / value.shape[-1], what)
+            yield from _list_spatial_changes(index, tensor, features / value.shape[-1], what)
 
 
-def _list_sizes(index: int, tensor: torch.Tensor, ratio: float, reason: str) -> Iterator[tuple[_Change, ...]]:
-    """Yield changes of the spatial sizes by about ``ratio`` in total. Multiples of 8 come first."""
+def _list_spatial_changes(index: int, tensor: torch.Tensor, ratio: float, reason: str) -> Iterator[tuple[_Change, ...]]:
+    """Yield changes of the spatial sizes that multiply their product by about ``ratio``. Multiples of 8 come first."""
     spatial = tensor.shape[2:]
     scale = float(ratio ** (1 / len(spatial)))
     offsets = range(-_SIZE_RADIUS, _SIZE_RADIUS + 1)

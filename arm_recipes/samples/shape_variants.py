@@ -72,16 +72,16 @@ def expand_methods_by_size(
 ) -> tuple[dict[str, Model], Examples, dict[str, ShapeVariants]]:
     """Replace each method that has dynamic shapes by one method per combination of sizes.
 
-    Each sample except the first calibrates one method: of the methods whose sizes do not exceed those of the sample,
-    the one with the largest product of sizes. The sample is truncated to its sizes. A sample that is too small for all
-    methods is not used. The first sample calibrates every method. It is truncated, and repeated where it is too short.
+    A sample fits a method if no size of the method exceeds that of the sample. Each sample except the first calibrates
+    the fitting method with the largest product of sizes, and is truncated to these sizes. A sample that fits no method
+    is not used. The first sample calibrates every method. It is truncated, and repeated where it is too short.
 
     Returns:
         models, samples, and shape variants, by method name.
 
     Raises:
         ValueError: ``sizes`` names an unknown dimension or lacks one, a size is out of the dimension's bounds, no input
-            has the dimension itself, or ``dynamic_shapes`` is invalid.
+            has the dimension itself (``2 * n``, but not ``n``), or ``dynamic_shapes`` is invalid.
     """
     is_by_method = isinstance(dynamic_shapes, Mapping) and dynamic_shapes.keys() <= models.keys()
     by_method = dynamic_shapes if is_by_method else {"forward": dynamic_shapes}
@@ -254,7 +254,7 @@ def _is_dynamic(dim: Any, name: str) -> bool:
 def _distribute_samples(
     samples: Sequence[Inputs], axes: Sequence[DynamicAxes], sizes_by_method: Mapping[str, Mapping[str, int]]
 ) -> Examples:
-    """Assign each sample to the largest method that it is large enough for; see ``expand_methods_by_size``."""
+    """Resize and assign the samples to methods, as ``expand_methods_by_size`` describes."""
     by_method = {name: [_resize(samples[0], axes, sizes)] for name, sizes in sizes_by_method.items()}
     for index, sample in enumerate(samples):
         fitting = [name for name, sizes in sizes_by_method.items() if _is_large_enough(sample, axes, sizes)]

@@ -104,7 +104,10 @@ def describe_unscaled_layers(model: nn.Module, method: str) -> tuple[list[str], 
 
 @register_quantize_module_handler(MXConfig)
 def _to_block_scaled(module: nn.Module, config: MXConfig) -> nn.Module:
-    """Change the class of a layer in place. This keeps parameter names and shared layers, also for a root module."""
+    """Change the class of a layer in place.
+
+    The names of its parameters stay the same. Several modules may share the layer, and it may be the root module.
+    """
     if can_block_scale(module):
         module.__class__ = MXLinear if isinstance(module, nn.Linear) else MXConv2d
         vars(module)["format"] = config.format

@@ -61,7 +61,7 @@ class FastLowerStage(EdgeTransformAndLowerStage):
     ExecuTorch retraces every program to decompose the operators outside of delegates. The retrace takes half of the
     export time of a small model. This stage skips it if only operators without decompositions remain in all methods:
     delegate calls, Cortex-M kernels, data movement, scans, quantize and dequantize. Recipes with transform passes, an
-    ETRecord, or other partitioners than a single one of this package run in ExecuTorch's stage.
+    ETRecord, several partitioners, or a partitioner of another package run in ExecuTorch's stage.
     """
 
     _partitioners: Any
@@ -98,7 +98,7 @@ class FastLowerStage(EdgeTransformAndLowerStage):
 def _delegate_methods(partitioner: Any, programs: Mapping[str, ExportedProgram]) -> dict[str, ExportedProgram]:
     """Partition and delegate every method. If Vela fails on the chosen alternatives, try again without alternatives.
 
-    Vela may compile each region that the cost model tries, and yet fail on the whole graph.
+    Although Vela compiles each region that the cost model tries, it may fail on the whole graph.
     """
     from arm_backend_core import compilation_log
     from arm_backend_core.errors import CompileError

@@ -29,7 +29,7 @@ from arm_recipes.devtools import delegate_results
 from arm_recipes.devtools.delegate_results import choose_layout
 from arm_recipes.runtime import host_backends
 from arm_recipes.runtime.ethosu import EthosUOperation
-from arm_recipes.runtime.tosa_flatbuffer import read_graph, replace_outputs
+from arm_recipes.runtime.tosa_flatbuffer import read_tosa_graph, replace_outputs
 from tests.small_models import AttentionBlock, Small, Sorting, images, vectors
 
 FP, INT8, A16W8 = ArmRecipeType.TOSA_FP, ArmRecipeType.TOSA_INT8, ArmRecipeType.TOSA_A16W8
@@ -367,7 +367,7 @@ def test_any_tensor_of_a_tosa_graph_can_leave_it() -> None:
     result = _exported(Small(), INT8, images())
     (record,) = result.report.delegates
     inputs = [np.zeros(io.shape, io.dtype) for io in record.inputs]
-    operators = read_graph(memoryview(record.tosa)).operators
+    operators = read_tosa_graph(memoryview(record.tosa)).operators
     found = [operator for operator in operators if operator.result.dtype != "int48"]  # for which NumPy has no type
     made = reference_model.run(replace_outputs(record.tosa, [operator.result.name for operator in found]), inputs)
     assert [array.shape for array in made] == [operator.result.shape for operator in found]

@@ -17,7 +17,7 @@ from torch import nn
 
 from arm_recipes import ArmRecipeType, ExportRecipe, ExportResult, export
 from arm_recipes.report import page as page_module
-from arm_recipes.report.network import build_network
+from arm_recipes.report.layer_graph import build_layer_graph
 from arm_recipes.report.report import Report
 
 _BROWSER = [
@@ -69,7 +69,7 @@ def _data(page: str) -> Any:
 
 def test_nodes_have_all_cycles_of_the_layers(tmp_path: Path) -> None:
     data = _data(_page(tmp_path))
-    (graph,) = data["networks"]
+    (graph,) = data["layer_graphs"]
     report = _result().report
     (delegate,) = report.delegates
     assert delegate.vela is not None
@@ -80,7 +80,7 @@ def test_nodes_have_all_cycles_of_the_layers(tmp_path: Path) -> None:
 
 def test_links_are_the_tensors_between_layers() -> None:
     report = _result().report
-    graph = build_network(report.methods[0].profiles[0], report.layers)
+    graph = build_layer_graph(report.methods[0].profiles[0], report.layers)
     assert graph is not None
     modules = [node["module"] or node["source"].split(",")[0] for node in graph["nodes"]]
     pairs = {(modules[a], modules[b]): count for a, b, count in graph["links"]}
@@ -268,4 +268,4 @@ def test_programs_with_control_flow_have_no_network(tmp_path: Path) -> None:
     recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP, extensions=["cf"])
     report = export(Branches().eval(), recipe, [(torch.ones(3),)]).report
     assert "COND_IF" in report.delegates[0].tosa_operators
-    assert _data(report.save_html(tmp_path / "report.html").read_text())["networks"] == []
+    assert _data(report.save_html(tmp_path / "report.html").read_text())["layer_graphs"] == []

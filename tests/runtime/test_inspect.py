@@ -17,7 +17,7 @@ from arm_recipes.runtime.ethosu_payload import EthosUPayload, EthosUTensor, read
 from arm_recipes.runtime.inspect import DelegateInspection, inspect_program
 from arm_recipes.runtime.pte import ProgramError, read_program
 from arm_recipes.runtime.tensor_info import TensorInfo
-from arm_recipes.runtime.tosa_flatbuffer import TosaPayload, read_tosa
+from arm_recipes.runtime.tosa_flatbuffer import TosaPayload, read_tosa_payload
 from arm_recipes.runtime.vgf_payload import VgfPayload, read_vgf
 from tests.runtime.pte_programs import NAMES, program, rewrite_program
 from tests.runtime.schemas import assert_fields_match
@@ -52,7 +52,7 @@ def test_tosa_operators_are_counted_as_the_serializer_does() -> None:
 
     payload = _payload("tosa")
     block = TosaGraph.GetRootAs(payload, 0).Regions(0).Blocks(0)
-    assert read_tosa(payload).operators == block.OperatorsLength() > 5
+    assert read_tosa_payload(payload).operators == block.OperatorsLength() > 5
 
 
 def test_field_numbers_of_tosa_are_those_of_its_schema() -> None:
@@ -269,7 +269,7 @@ def test_fast_scratch_spec_of_wrong_length_is_reported() -> None:
 
 @pytest.mark.parametrize("name", ["tosa", "vgf", "ethosu"])
 def test_bit_flips_in_payloads_raise_only_payload_errors(name: str) -> None:
-    reader = {"tosa": read_tosa, "vgf": read_vgf, "ethosu": read_payload}[name]
+    reader = {"tosa": read_tosa_payload, "vgf": read_vgf, "ethosu": read_payload}[name]
     data, flips, refused = bytes(_payload(name)), random.Random(0), 0
     for attempt in range(1500):
         damaged = bytearray(data)
@@ -283,7 +283,7 @@ def test_bit_flips_in_payloads_raise_only_payload_errors(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["tosa", "vgf", "ethosu"])
 def test_truncated_payload_is_refused(name: str) -> None:
-    reader = {"tosa": read_tosa, "vgf": read_vgf, "ethosu": read_payload}[name]
+    reader = {"tosa": read_tosa_payload, "vgf": read_vgf, "ethosu": read_payload}[name]
     data = _payload(name)
     for length in range(0, len(data) // 2, 7):
         with pytest.raises(PayloadError):

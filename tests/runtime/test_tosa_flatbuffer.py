@@ -12,7 +12,7 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.passes.control_flow import outline_control_flow
 from arm_backend_core.tosa.serialize import serialize
-from arm_recipes.runtime.tosa_flatbuffer import find_constant_spans, read_graph
+from arm_recipes.runtime.tosa_flatbuffer import find_constant_spans, read_tosa_graph
 from tests.tosa_graphs import build_graph
 
 _CONTROL_FLOW = Target.from_tosa_spec("TOSA-1.0+INT+controlflow")
@@ -46,5 +46,5 @@ def test_tensors_of_every_type_have_a_size(dtype: DType, monkeypatch: pytest.Mon
     graph.inputs.append(Value((1, 3), dtype, "x"))
     graph.ops, graph.outputs = [Op("CONCAT", graph.inputs * 2, result, {"axis": 0})], [result]
     bits = _PACKED_BITS.get(dtype, 8 * dtype.bytes)
-    sizes = read_graph(memoryview(serialize(graph))).tensor_bytes
+    sizes = read_tosa_graph(memoryview(serialize(graph))).tensor_bytes
     assert sorted(sizes.values()) == [-(-3 * bits // 8), -(-6 * bits // 8)]

@@ -37,7 +37,7 @@ def _edge() -> EdgeProgramManager:
 def test_quantized_io_warns_about_inputs_and_outputs_that_stay_float() -> None:
     manager = _edge()
     with pytest.warns(ArmRecipesWarning) as caught:
-        assert edge_manager_passes.remove_io_casts(manager) == []
+        assert edge_manager_passes.quantize_io(manager) == []
     texts = [str(warning.message) for warning in caught if warning.category is ArmRecipesWarning]
     assert len(texts) == 2
     assert "input 1 ('y') of 'forward' stays float; it is used by" in texts[0]

@@ -19,7 +19,7 @@ from arm_backend_core.tosa.operators import INJECTIVE_MOVEMENT, OPERATORS, evalu
 from arm_backend_core.tosa.operators.record import ANY_RANK, broadcast_shape, define_operator
 from arm_backend_core.tosa.serialize import serialize
 from arm_recipes.runtime.tosa_deserialize import deserialize
-from arm_recipes.runtime.tosa_flatbuffer import read_tosa
+from arm_recipes.runtime.tosa_flatbuffer import read_tosa_payload
 from tests.tosa_graphs import Body, build_and_validate, build_graph, validate_by_tosa_opt
 
 FP = Target.from_tosa_spec("TOSA-1.0+FP")
@@ -158,7 +158,7 @@ def test_the_written_version_has_the_operators_in_the_profiles_of_the_target() -
     for spec, version in (("TOSA-1.0+INT", "1.0.0"), ("TOSA-1.1+FP+mxfp", "1.1.0")):
         target, inputs = Target.from_tosa_spec(spec), (((1, 4, 2), DType.INT8), ((1, 3), DType.INT32))
         graph = build_graph(lambda b, x, indices: b.gather(x, indices), *inputs, target=target)
-        assert read_tosa(memoryview(serialize(graph, target=target))).version == version
+        assert read_tosa_payload(memoryview(serialize(graph, target=target))).version == version
 
 
 def test_block_size_other_than_32_is_refused() -> None:

@@ -30,7 +30,7 @@ from arm_recipes.recipe_types import ArmRecipeType
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.samples import export_arguments
 from arm_recipes.samples.call_inputs import Inputs, as_inputs
-from arm_recipes.samples.export_arguments import check_order
+from arm_recipes.samples.export_arguments import check_argument_order
 from arm_recipes.stages.capture.capture import Capture
 from arm_recipes.types import Metric, Model, Samples
 
@@ -117,7 +117,7 @@ def sweep(
     }
     varied = {"macs": macs, "system_config": system_configs, "memory_mode": memory_modes}
     check_metric(metric)
-    check_order("sweep", "recipes", recipes, samples)
+    check_argument_order("sweep", "recipes", recipes, samples)
     npu_recipes, has_cortex_m = split_recipes(recipes, cpus)
     cortex_m_configurations = list_cortex_m_configurations(cpus, fixed) if has_cortex_m else ()
     named = None if recipes is None else npu_recipes

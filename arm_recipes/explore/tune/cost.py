@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from arm_recipes.runtime.tosa_flatbuffer import read_graph
+from arm_recipes.runtime.tosa_flatbuffer import read_tosa_graph
 
 if TYPE_CHECKING:
     import numpy as np
@@ -78,7 +78,7 @@ def estimate_cost(
     """Estimate the cost of a program from its TOSA graphs and, for an Ethos-U, from Vela's estimates."""
     traffic = constants = 0
     for flatbuffer in flatbuffers:
-        graph = read_graph(memoryview(flatbuffer.tobytes()))
+        graph = read_tosa_graph(memoryview(flatbuffer.tobytes()))
         computed = {name for op in graph.operators for name in op.outputs} | set(graph.inputs)
         for op in graph.operators:
             traffic += sum(graph.tensor_bytes.get(name, 0) for name in (*op.inputs, *op.outputs))

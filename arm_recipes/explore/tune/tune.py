@@ -38,7 +38,7 @@ from arm_recipes.explore.tune.sensitivity_analysis import SensitivityAnalysis
 from arm_recipes.recipe import precisions as recipe_precisions
 from arm_recipes.recipe.recipe import ArmRecipe
 from arm_recipes.runtime.errors import RunError
-from arm_recipes.samples.export_arguments import check_order
+from arm_recipes.samples.export_arguments import check_argument_order
 from arm_recipes.types import Budget, Metric, Model, Samples
 
 
@@ -96,7 +96,7 @@ def tune(
         TypeError: ``model`` or ``recipe`` has the wrong type.
         ExportError: the model cannot be captured, or the recipe's own program cannot be compiled.
     """
-    check_order("tune", "recipe", recipe, samples)
+    check_argument_order("tune", "recipe", recipe, samples)
     _check_recipe(recipe)
     goals.check_goal(budget, min_metric, max_drop)
     check_metric(metric)

@@ -79,7 +79,7 @@ def merge_buffer_aliases(program: ExportedProgram) -> ExportedProgram:
 
 
 def _find_replacements(program: ExportedProgram) -> dict[str, str | None]:
-    """Return name of a tensor to remove -> name of the buffer that replaces it; None for an unused tensor."""
+    """Find the tensors to remove: name of a tensor -> name of the buffer that replaces it; None if it is unused."""
     tensors = list(_iterate_tensors("", program))
     mutated = [each for each in tensors if is_written(each.node)]
     buffers: dict[TensorIdentity, str] = {}
@@ -123,7 +123,15 @@ def mark_read_state_as_mutated(programs: Mapping[str, ExportedProgram]) -> dict[
 
 
 def _add_identity_mutations(program: ExportedProgram, names: Mapping[str, str]) -> ExportedProgram:
-    """Add a mutation of each buffer (name -> placeholder) whose new value is its placeholder; returns the program."""
+    """Add a buffer mutation for each of the buffers: the new value is the value that the method read.
+
+    Args:
+        program: the program, which is edited.
+        names: name of a buffer -> name of its placeholder.
+
+    Returns:
+        ``program``.
+    """
     nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
     signature, output = program.graph_signature, program.graph.output_node()
     for spec in signature.input_specs:

@@ -1,4 +1,4 @@
-"""Capture of a model with ``torch.export``, with ``strict=False`` if the model allows it."""
+"""Capture of a model with ``torch.export``. By default, ``strict=True`` is tried only if ``strict=False`` fails."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class Capture:
         Args:
             method: name of the method.
             program: the captured program.
-            captured_by_user: the user captured the program, so the model may have been in training mode.
+            captured_by_user: whether the user captured the program. The model may then have been in training mode.
         """
         for text in describe_training_behavior(program, captured_by_user=captured_by_user):
             note = f"'{method}' {text}"
@@ -167,10 +167,10 @@ class Capture:
         example: Inputs,
         dynamic_shapes: Any,
         strict: bool,
-        unknown: frozenset[str] = frozenset(),
+        written_buffers: frozenset[str] = frozenset(),
     ) -> ExportedProgram:
-        """Export ``model``. The values of the buffers ``unknown`` are not read."""
-        trace_constants = TraceConstants(model, unknown)
+        """Export ``model``. The values of ``written_buffers`` (qualified names) are not read."""
+        trace_constants = TraceConstants(model, written_buffers)
         # Strict capture does not support function modes.
         constants_mode = contextlib.nullcontext() if strict else trace_constants
         # On failure, torch prints the partial graph. The exception has the relevant information.

@@ -1,4 +1,4 @@
-"""Constant propagation: values of the tensors that follow from constants, buffers and shapes while a model is traced.
+"""Constant propagation in a trace: compute the tensors that depend only on constants, buffers and shapes.
 
 The traced tensors are fake: they have no values. This module computes each PyTorch function a second time, on the
 values of its operands. Values share memory where the traced tensors do, so writes in place stay exact.
@@ -49,16 +49,16 @@ class ConstantPropagation:
 
     Args:
         model: its buffers with at most ``_MAX_ELEMENTS`` elements are known.
-        unknown: qualified names of buffers that are not known, because the model writes them.
+        written_buffers: qualified names of the buffers that the model writes, so that their values are not known.
     """
 
-    def __init__(self, model: torch.nn.Module, unknown: frozenset[str]) -> None:
+    def __init__(self, model: torch.nn.Module, written_buffers: frozenset[str]) -> None:
         #: (dtype, shape) of a buffer -> qualified name, module, name in the module, value.
         self._buffers: dict[Any, list[tuple[str, torch.nn.Module, str, Tensor]]] = {}
         for path, module in model.named_modules():
             for key, x in module._buffers.items():
                 name = f"{path}.{key}" if path else key
-                if x is not None and x.numel() <= _MAX_ELEMENTS and name not in unknown:
+                if x is not None and x.numel() <= _MAX_ELEMENTS and name not in written_buffers:
                     entry = name, module, key, x.detach().clone()
                     self._buffers.setdefault((x.dtype, x.shape), []).append(entry)
         self._computed: Any = WeakIdKeyDictionary()  # traced tensor -> address of its storage, known value
@@ -83,8 +83,8 @@ class ConstantPropagation:
         """Call ``function`` on the known values of its operands.
 
         Returns:
-            The result, or None if an operand is unknown, if the function is not PyTorch's or may give another result in
-            each call, or if it raises an exception.
+            The result. None if an operand is unknown, or if the function is not part of PyTorch, is random, returns
+            uninitialized memory, or raises an exception.
         """
         if not _is_deterministic(function) or kwargs.get("generator") is not None:
             return None
@@ -118,7 +118,7 @@ class ConstantPropagation:
             return KnownValue(buffers, result) if torch.equal(state, torch.get_rng_state()) else None
 
     def propagate(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Record the values of ``result``, which ``function`` has returned, and of the tensors that it has written.
+        """Record the values of ``result``, which ``function`` returned, and of the tensors that ``function`` wrote.
 
         If the written values are unknown, the values of all tensors in the same memory are forgotten.
         """

@@ -5,7 +5,7 @@ PyTorch gives ``x[mask]`` and ``mask.nonzero()`` a data-dependent size, even if 
 - a constant mask selects the same elements in each call, so it becomes constant indices;
 - a masked write of an elementwise function, ``y[mask] = f(x[mask])``, becomes ``where(mask, f(x), y)``;
 - ``x[i]`` with a tensor ``i`` is traced as a view whose offset is ``i.item()``; it becomes a gather;
-- if shapes admit one value only, ``i.item()`` becomes this number: in ``x.split([length])``, the length is x's size;
+- if shapes determine ``i.item()``, it becomes a number: in ``x.split([length])``, ``length`` must be the size of x;
 - the result of ``mask.nonzero()`` is copied to row-major order: PyTorch's is column-major, a dim order that the casts
   of ExecuTorch do not support.
 """

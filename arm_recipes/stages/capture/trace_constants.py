@@ -41,8 +41,15 @@ _SIZE_ARGUMENT_NAMES = {
 }
 #: Functions that create a tensor from numbers.
 _FACTORY_NAMES = {"arange", "as_tensor", "eye", "full", "linspace", "ones", "tensor", "zeros"}
-#: Functions whose result has a size that depends on the values of their operands.
-_VALUE_SIZED_NAMES = {"argwhere", "bincount", "masked_select", "nonzero", "repeat_interleave", "unique_consecutive"}
+#: Functions with a data-dependent output shape: the size of the result depends on the values of the operands.
+_DATA_DEPENDENT_NAMES = {
+    "argwhere",
+    "bincount",
+    "masked_select",
+    "nonzero",
+    "repeat_interleave",
+    "unique_consecutive",
+}
 
 
 class TraceConstants(TorchFunctionMode):
@@ -51,22 +58,22 @@ class TraceConstants(TorchFunctionMode):
     - ``item``, ``tolist``, ``int(x)``, ``range(x)`` and branches (``if not self.initialized``) read the values of
       constants, of buffers, and of tensors that are computed from them and from shapes. For a buffer, this is correct
       if the model does not write it.
-    - Known tensors in arguments that are sizes (``x.narrow(0, start, length)``) become numbers, and known lengths of
-      ``repeat_interleave`` become indices.
+    - Known tensors in arguments that are sizes (``x.narrow(0, start, length)``) become numbers.
+    - If only ``repeats`` is known, ``repeat_interleave`` becomes ``index_select`` with constant indices.
     - ``x.data`` returns ``x.detach()``. Without this, ``x.data`` would be a constant in PyTorch's trace.
 
     Args:
         model: the model.
-        unknown: qualified names of buffers whose values must not be read, because the model writes them.
+        written_buffers: qualified names of the buffers that the model writes, so that their values must not be read.
 
     Attributes:
         read_buffers: qualified names of the buffers whose values were read.
     """
 
-    def __init__(self, model: torch.nn.Module, unknown: frozenset[str] = frozenset()) -> None:
+    def __init__(self, model: torch.nn.Module, written_buffers: frozenset[str] = frozenset()) -> None:
         super().__init__()
         self.read_buffers: set[str] = set()
-        self._known = ConstantPropagation(model, unknown)
+        self._known = ConstantPropagation(model, written_buffers)
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call ``function``. If the function reads a known value, return the value instead.
@@ -86,7 +93,7 @@ class TraceConstants(TorchFunctionMode):
         if function in _VALUE_READS and len(args) == 1 and (known := self._known.find(args[0])) is not None:
             return self._read(known, _VALUE_READS[function])
         args, kwargs = self._read_sizes(function, args, kwargs)
-        result = self._compute_value_sized(function, args, kwargs)
+        result = self._compute_data_dependent_result(function, args, kwargs)
         if result is not None:
             return result
         if function is not Tensor.__setitem__ or not _write_by_index_put(*args):
@@ -101,7 +108,10 @@ class TraceConstants(TorchFunctionMode):
             return function(known.value)
 
     def _read_sizes(self, function: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Replace known integer scalars in arguments that are sizes by numbers; for ``tensor_split``, known indices."""
+        """Replace known integer scalar tensors in arguments that are sizes by numbers.
+
+        ``tensor_split`` also accepts a 1-D tensor of indices. If the tensor is known, it becomes a list.
+        """
         name = function_name(function)
 
         def read(x: Any) -> Any:
@@ -117,9 +127,12 @@ class TraceConstants(TorchFunctionMode):
             return (*args[:1], *sizes), keywords
         return args, kwargs
 
-    def _compute_value_sized(self, function: Any, args: Any, kwargs: Any) -> Tensor | None:
-        """Compute a result whose size depends on known values; None if there is no such result."""
-        if not _is_value_sized(function, args):
+    def _compute_data_dependent_result(self, function: Any, args: Any, kwargs: Any) -> Tensor | None:
+        """Compute the result of a function with a data-dependent output shape from known values.
+
+        None for other functions, and if the values that determine the shape are not known.
+        """
+        if not _has_data_dependent_shape(function, args):
             return None
         known = self._known.compute(function, args, kwargs)
         if known is not None and isinstance(known.value, Tensor):
@@ -145,12 +158,12 @@ class TraceConstants(TorchFunctionMode):
         return x.index_select(axis, index)
 
 
-def _is_value_sized(function: Any, args: Any) -> bool:
-    """Whether the size of a function's result depends on the values of its operands."""
+def _has_data_dependent_shape(function: Any, args: Any) -> bool:
+    """Whether a function has a data-dependent output shape."""
     if function is Tensor.__getitem__:
         index = args[1] if isinstance(args[1], tuple) else (args[1],)
         return any(isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8) for part in index)
-    return function_name(function) in _VALUE_SIZED_NAMES
+    return function_name(function) in _DATA_DEPENDENT_NAMES
 
 
 def _write_by_index_put(x: Tensor, index: Any, value: Any) -> bool:

@@ -33,7 +33,7 @@ def describe_training_behavior(program: ExportedProgram, *, captured_by_user: bo
 
     Args:
         program: the captured program.
-        captured_by_user: the user captured the program, so the model may have been in training mode.
+        captured_by_user: whether the user captured the program. The model may then have been in training mode.
     """
     groups: dict[tuple[str, str], dict[str, None]] = {}
     for node in program.graph.nodes:

@@ -3,8 +3,8 @@
 A program input keeps the memory format of its sample, because a delegate reads ``torch.channels_last`` directly. The
 kernels of ExecuTorch's libraries need operands and results of one dim order. Some check it, and the program stops with
 an error; others (``flip``, ``cat``, ``gather``, ``constant_pad_nd``, ``topk``) do not, and return wrong values or write
-outside their tensors. So an operator that is not known to handle other dim orders reads contiguous copies of operands
-that are not contiguous.
+outside their tensors. This module therefore copies operands that are not contiguous to contiguous tensors, except for
+operators that are known to handle other dim orders.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from arm_backend_core.targets.cortex_m import Isa
 from arm_recipes._internal.messages import warn
 
 
-def remove_io_casts(manager: EdgeProgramManager) -> Sequence[Any]:
-    """Remove quantize operators after inputs and dequantize operators before outputs, for integer inputs and outputs.
+def quantize_io(manager: EdgeProgramManager) -> Sequence[Any]:
+    """Make inputs and outputs integers: remove quantize operators of inputs, and dequantize operators of outputs.
 
     Scale, zero point, range and dtype are stored in the program as constant methods such as ``forward_input0_scale``,
     with the names of ExecuTorch's ``quantize_io_pass``. Inputs that are not quantized (token indices, a boolean mask)
@@ -191,7 +191,10 @@ def dequantize_after_lookups(manager: EdgeProgramManager) -> Sequence[Any]:
 
 
 def _move_dequantize_after(lookup: Node, dequantize: Node) -> None:
-    """Move the dequantize operator of a table behind a lookup; drop it where a consumer quantizes back."""
+    """Move the dequantize operator of a table behind a lookup.
+
+    A consumer that quantizes with the same parameters is replaced by the lookup, which then returns integers.
+    """
     arguments: Any = dequantize.args
     table, *parameters = arguments
     rows, users = dict(lookup.meta), list(lookup.users)
@@ -207,7 +210,7 @@ def _move_dequantize_after(lookup: Node, dequantize: Node) -> None:
         lookup.replace_all_uses_with(values, delete_user_cb=lambda user: user in users)
 
 
-def separate_outputs(manager: EdgeProgramManager) -> Sequence[Any]:
+def copy_aliased_outputs(manager: EdgeProgramManager) -> Sequence[Any]:
     """Copy outputs that are inputs, constants or earlier outputs, for ``plan_outputs=False``.
 
     The application sets the memory of each output. An input that is also an output would lose its data, and of two
@@ -218,7 +221,7 @@ def separate_outputs(manager: EdgeProgramManager) -> Sequence[Any]:
     return []
 
 
-def separate_returned_inputs(manager: EdgeProgramManager) -> Sequence[Any]:
+def copy_returned_inputs(manager: EdgeProgramManager) -> Sequence[Any]:
     """Copy outputs that are inputs, for ``plan_inputs=False`` with planned outputs.
 
     Such an output has no planned memory. If a runtime allocates memory for it, as ExecuTorch's Python binding does, the
@@ -323,7 +326,11 @@ def program_outputs(program: ExportedProgram) -> list[tuple[str, Any]]:
 
 
 def _merge_equal_quantizes(node: Node) -> bool:
-    """Merge the quantize operators of an input. Returns False if it has other users, or different parameters."""
+    """Merge the quantize operators of an input.
+
+    Returns:
+        Whether the input has quantize operators with equal parameters, and no other users. Otherwise, nothing changes.
+    """
     users = list(node.users)
     if not users or any(user.target is not _QUANTIZE or user.args != users[0].args for user in users):
         return False

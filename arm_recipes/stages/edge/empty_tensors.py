@@ -86,7 +86,10 @@ def _replace_or_trim(node: Node) -> bool:
 
 
 def _uniform_value(node: Node) -> float | int | bool | None:
-    """Compute the value that all elements of the result share; None without such a value or with non-empty operands."""
+    """Compute the value that all elements of the result have.
+
+    None if the elements differ, an operand has elements, or the operator is random.
+    """
     source, index = (node.all_input_nodes[0], node.args[1]) if node.target is operator.getitem else (node, None)
     overload = overload_of(source.target)
     if overload is None or is_random(source) or not all(map(is_empty, _result_tensors(source.all_input_nodes))):

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 #: Tag of the data file in ExecuTorch's store of named data.
 DATA_FILE_TAG: Final = "arm_recipes"
-#: Block -> prefix of its key, and key of the compile spec with its checksum.
-_KINDS: Final = {
+#: Block -> (prefix of its key in the named data, key of the compile spec that holds the checksum of the block).
+_KEYS_OF_BLOCK: Final = {
     BlockName.COMMANDS: (COMMANDS_PREFIX, COMMANDS_CHECKSUM_KEY),
     BlockName.WEIGHTS: (WEIGHTS_PREFIX, WEIGHTS_CHECKSUM_KEY),
 }
@@ -53,7 +53,7 @@ class ExternalizeBlocks:
         blocks = read_blocks(memoryview(module.processed_bytes))
         keys, specs, sizes = {}, [], dict[str, int]()
         for name in map(_BLOCK_OF_OPTION.__getitem__, self.blocks):
-            prefix, checksum_key = _KINDS[name]
+            prefix, checksum_key = _KEYS_OF_BLOCK[name]
             if blocks[name].external:  # weights that methods share
                 key = blocks[name].key
                 sizes[key] = move_named_data(manager, key, DATA_FILE_TAG)

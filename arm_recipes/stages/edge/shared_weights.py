@@ -44,7 +44,7 @@ _WEIGHT_REGISTERS = ((296, 0x420), (296, 0x490), (296, 0x492), (296, 0x494), (29
 _INPUT_REGISTERS = tuple((FEATURE_MAP_REGISTERS[i][0], *FEATURE_MAP_REGISTERS[i][3:5]) for i in (0, 2))
 _DMA_SOURCE, _DMA_TARGET_REGION, _DMA_LENGTH = (DMA_REGISTERS[0], DMA_REGISTERS[2]), DMA_REGISTERS[1], DMA_REGISTERS[4]
 _GATHER_INDICES, _GATHER_INDEX_MAX, _DMA_STRIDES, _DMA_COUNTS = (308, 0x437), 0x438, (0x433, 0x434), (306, 307)
-_MIN_CHAINED_STORAGE = 2  #: IFM storage modes 2 and 3 are not in memory: chained operand, scalar
+_MIN_CHAINED_STORAGE = 2  #: operands with the IFM storage modes 2 (chained) and 3 (scalar) are not in memory
 _CONSTANT_REGION = 0  #: the region of weights and other constants
 _ALIGNMENT_BYTES = 64
 #: Ethos-U weights are not shared if the shared region has more than this fraction of the bytes of all weights.
@@ -221,7 +221,7 @@ class CommandStream:
                 if not (self._u85 and registers[precision] >> 46 & 3 >= _MIN_CHAINED_STORAGE):
                     yield region, base, None
                     if registers[region] >> 32 & 7 == _CONSTANT_REGION and any(registers[base + i] for i in (1, 2, 3)):
-                        raise UnsupportedStream("a constant in several tiles")
+                        raise UnsupportedStream("a command stream reads a constant in several tiles")
         if code == _DMA_OP and not registers[_DMA_SOURCE[0]] >> 40 & 1:
             yield *_DMA_SOURCE, self._dma_source_bytes(registers)
             if self._u85 and (registers[_DMA_SOURCE[0]] | registers[_DMA_TARGET_REGION]) >> 43 & 1:
@@ -291,7 +291,7 @@ def _movable_ranges(stream: CommandStream, size: int) -> list[tuple[int, int]]:
     for read in stream.constant_reads:
         ends[read.address] = max(ends.get(read.address, 0), read.address + (read.length or 0))
     if any(start >= size or end > size for start, end in ends.items()):
-        raise UnsupportedStream("an address beyond the constants")
+        raise UnsupportedStream("a command stream reads an address beyond the constants")
     known_ranges: list[list[int]] = []
     for start, end in sorted((start, end) for start, end in ends.items() if end > start):
         if known_ranges and start < known_ranges[-1][1]:

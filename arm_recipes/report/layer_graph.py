@@ -1,4 +1,4 @@
-"""Layer graph of a delegate: its nodes are layers of the model, its links are the tensors between them."""
+"""Layer graph of a delegate: the nodes are layers of the model, and the links are tensors between layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Node:
-    """A layer: a source line of a module. A node without operators is an input or output of the delegate."""
+    """A node of the graph: a layer, which is a source line of a module; or an input or output of the delegate.
+
+    Inputs and outputs have no operators.
+    """
 
     module: str
     source: str
@@ -24,7 +27,7 @@ class _Node:
     tosa: Counter[str] = field(default_factory=Counter)
 
 
-def build_network(profile: DelegateProfile, costs: Iterable[LayerCost]) -> dict[str, Any] | None:
+def build_layer_graph(profile: DelegateProfile, costs: Iterable[LayerCost]) -> dict[str, Any] | None:
     """Build the layer graph, ready for JSON: nodes with their costs, links with their bytes.
 
     Args:
