@@ -110,14 +110,16 @@ def call_batch(run: Callable[..., Any], samples: Iterable[Any]) -> Iterator[Any]
     """Call ``run`` for each sample, and yield its results.
 
     Args:
-        samples: tuples of tensors, dicts of them by name, or tensors for a method with one input.
+        samples: tuples of tensors, which may have ``keywords`` (``Inputs``), dicts of tensors by name, or tensors for a
+            method with one input.
 
     Raises:
         ValueError, RunError: as for ``run``. The message begins with the index of the sample.
     """
     for index, sample in enumerate(samples):
-        named = sample if isinstance(sample, Mapping) else {}
-        tensors = sample if isinstance(sample, (tuple, list)) else () if named else (sample,)
+        is_mapping = isinstance(sample, Mapping)
+        named = sample if is_mapping else getattr(sample, "keywords", {})
+        tensors = sample if isinstance(sample, (tuple, list)) else () if is_mapping else (sample,)
         try:
             outputs = run(*tensors, **named)
         except (ValueError, RunError) as error:

@@ -224,7 +224,7 @@ class Program:
         """Execute a method for each sample, and yield its outputs, as ``run`` returns them, after each execution.
 
         Args:
-            samples: tuples of tensors, dicts of them by name, or tensors for a method with one input.
+            samples: tuples of tensors, ``Inputs``, dicts of tensors by name, or tensors for a method with one input.
             method: as for ``run``.
             backend: as for ``run``.
 

@@ -244,9 +244,9 @@ class FakeQuantizedModel(torch.nn.Module):
             for name, x in zip(self._input_signature.names, leaves, strict=True)
             if isinstance(x, Tensor)
         }
-        first, *_ = devices.items()
-        other = next(((name, device) for name, device in devices.items() if device != first[1]), None)
-        if other is not None:
+        if len(set(devices.values())) > 1:
+            first = next(iter(devices.items()))
+            other = next((name, device) for name, device in devices.items() if device != first[1])
             raise ValueError(
                 f"{first[0]} is on {first[1]} and {other[0]} is on {other[1]}: move the prepared model and all inputs "
                 f'to one device, for example prepared.to("{other[1]}")'

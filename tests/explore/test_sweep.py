@@ -514,6 +514,10 @@ def test_a_program_that_does_not_fit_the_board_is_a_row() -> None:
     [
         ({"boards": "alif-e8-u85"}, "boards: 'alif-e8-u85' has an Ethos-U85, but recipes: ETHOSU_U55_INT8"),
         ({"boards": "himax-we2", "macs": 64}, "macs: a board determines it; give boards or macs, not both"),
+        (
+            {"boards": "himax-we2", "memory_modes": "Shared_Sram"},
+            "memory_modes: a board determines it; give boards or memory_modes, not both",
+        ),
         ({"boards": "himax-we2", "config_ini": "a.ini"}, "config_ini: a board determines it"),
         ({"boards": "himax"}, "board='himax': there is no such board; did you mean 'himax-we2'"),
     ],

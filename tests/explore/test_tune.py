@@ -14,12 +14,13 @@ from executorch.export import ExportRecipe
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from arm_recipes import ArmRecipe, ArmRecipeType, Tuned, export, load_recipe, tune
+from arm_recipes import ArmRecipe, ArmRecipeType, Inputs, Tuned, export, load_recipe, tune
 from arm_recipes.cli import main
 from arm_recipes.comparison import accuracy
 from arm_recipes.explore.tune import convex_hull, plan_evaluator, regions
 from arm_recipes.explore.tune.convex_hull import PrecisionChoice
 from arm_recipes.explore.tune.regions import Region
+from arm_recipes.pipeline.cache import key
 
 U85 = ArmRecipeType.ETHOSU_U85_INT8
 
@@ -166,6 +167,15 @@ def test_a_search_continues_from_its_cache(tuned: Tuned, folder: Path, monkeypat
     monkeypatch.setattr(accuracy.Evaluator, "evaluate_outputs", lambda self, outputs: result)
     again = tune(Uneven().eval(), _recipe(), _samples(), budget={"cycles": 1.2}, cache_dir=folder)
     assert again.to_dict() == tuned.to_dict()
+
+
+def test_other_sources_of_the_compiler_give_another_cache_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = torch.export.export(nn.Linear(2, 2), (torch.zeros(1, 2),))
+    samples = [Inputs(torch.zeros(1, 2))]
+    before = plan_evaluator._content_digest(program, _recipe(), samples)
+    assert plan_evaluator._content_digest(program, _recipe(), samples) == before
+    monkeypatch.setattr(key, "source_digest", lambda: "edited")
+    assert plan_evaluator._content_digest(program, _recipe(), samples) != before
 
 
 def test_text_json_and_plot_of_the_result(tuned: Tuned) -> None:

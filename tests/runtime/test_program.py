@@ -16,7 +16,7 @@ from executorch.runtime import Runtime
 from torch import Tensor, nn
 
 from arm_backend_core.tosa import reference_model
-from arm_recipes import ArmRecipeType, RunError, export, load
+from arm_recipes import ArmRecipeType, Inputs, RunError, export, load
 from arm_recipes.runtime import delegates, host_backends
 from arm_recipes.runtime.errors import PayloadError
 from arm_recipes.runtime.program import Program
@@ -296,12 +296,15 @@ def test_run_batch_accepts_samples_of_every_form() -> None:
     program = load(export_small(FP).buffer)
     samples = images(3)
     expected = [program.run(*sample) for sample in samples]
-    for form in (samples, [list(sample) for sample in samples], [x for (x,) in samples], iter(samples)):
+    named = [Inputs(x=x) for (x,) in samples]
+    for form in (samples, [list(sample) for sample in samples], [x for (x,) in samples], iter(samples), named):
         outputs = list(program.run_batch(form))
         assert all(map(torch.equal, outputs, expected))
     endless = program.run_batch(itertools.repeat(samples[0]))
     assert torch.equal(next(endless), next(endless))
     assert list(program.run_batch([])) == []
+    with pytest.raises(ValueError, match="sample 0: .*x"):
+        next(program.run_batch([{}]))
     wrong = program.run_batch([samples[0], (torch.ones(1),)])
     next(wrong)
     with pytest.raises(ValueError, match=r"sample 1: input 0 \('x'\) must be float32\[1, 3, 8, 8\]; got float32\[1\]"):

@@ -172,9 +172,8 @@ def _list_boards(
     """List the combinations of boards and recipes; a board determines the options in ``determined``."""
     for name, value in determined.items():
         if value is not None:
-            raise ValueError(
-                f"{_SWEEP_ARGUMENTS.get(name, name)}: a board determines it; give boards or {name}, not both"
-            )
+            argument = _SWEEP_ARGUMENTS.get(name, name)
+            raise ValueError(f"{argument}: a board determines it; give boards or {argument}, not both")
     names = DEFAULT_RECIPES if recipes is None else resolve_recipe_names(recipes)
     records = (
         BOARDS.values() if boards == ALL_VALUES else [find_board(name) for name in _to_unique_list("boards", boards)]

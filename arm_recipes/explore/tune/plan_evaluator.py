@@ -11,7 +11,6 @@ import json
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +26,7 @@ from arm_recipes.explore.sweep.rows import ProgramEstimates
 from arm_recipes.explore.tune.cost import ProgramCost, cortex_m_cost, estimate_cost
 from arm_recipes.explore.tune.regions import PrecisionPlan, minimal_settings
 from arm_recipes.pipeline.cache.digest import Digest
+from arm_recipes.pipeline.cache.key import toolchain
 
 if TYPE_CHECKING:
     from executorch.export import ExportRecipe
@@ -222,9 +222,9 @@ def _without_warnings() -> Iterator[None]:
 
 
 def _content_digest(program: ExportedProgram, recipe: ArmRecipe, calibration: Sequence[Inputs]) -> str:
-    """Hash of model, recipe, calibration samples and tool versions. All evaluation results and costs depend on them."""
+    """Hash of model, recipe, calibration samples and ``toolchain``. All evaluation results and costs depend on them."""
     digest = Digest()
-    digest.add((recipe.to_dict(), [version(package) for package in ("arm-recipes", "torch", "ethos-u-vela")]))
+    digest.add((recipe.to_dict(), toolchain()))
     digest.add(str(program.graph))
     for constant in (*program.state_dict.values(), *program.constants.values()):
         digest.add(constant.cpu() if isinstance(constant, torch.Tensor) else repr(constant))
