@@ -43,7 +43,12 @@ _MARKER = "<!-- docs/board_pages.py writes the rest of this page. -->\n"
 
 @dataclass(frozen=True)
 class Step:
-    """A step: its text, and the address of the document that states it; "" for a fact of this project or its tables."""
+    """An item of the list below a table.
+
+    Attributes:
+        text: instruction or fact.
+        source: address of the document that states the text; "" if this project or its tables are the source.
+    """
 
     text: str
     source: str = ""
@@ -59,7 +64,7 @@ class Family:
     Attributes:
         title: heading of the section.
         prefix: start of the names of the boards.
-        steps: build and flash.
+        steps: build and flash instructions.
     """
 
     title: str
@@ -67,7 +72,7 @@ class Family:
     steps: tuple[Step, ...]
 
 
-_NO_ROUTE = "No document that was found describes how firmware with ExecuTorch uses this NPU"
+_UNDOCUMENTED = "We found no document that describes how firmware with ExecuTorch uses this NPU"
 
 FAMILIES = (
     Family(
@@ -76,7 +81,7 @@ FAMILIES = (
         (
             Step("Memory of Corstone-300: the NPU reaches SRAM and DDR, not the core's TCMs"),
             Step("FVP: set `ARMFVP_BIN_PATH` to its folder, then `west build -b <target> <application> -t run`", _MPS3),
-            Step("The same for Corstone-315 and -320, for which there is an FVP only", _MPS4),
+            Step("Corstone-315 and -320 have only an FVP: run it in the same way", _MPS4),
             Step(
                 "MPS3 board with AN547: build for `mps3/corstone300/an547`, copy the ELF file to `SOFTWARE` on the "
                 "board's USB drive, name it in `MB/HBI0309C/AN547/images.txt`, and reset",
@@ -106,7 +111,8 @@ FAMILIES = (
         (
             Step("Toolchain: Arm GNU toolchain 13.2.rel1 in `PATH`; build with `make` in `EPII_CM55M_APP_S`", _HIMAX),
             Step(
-                "Image: `we2_local_image_gen project_case1_blp_wlcsp.json` in `we2_image_gen_local`, from the ELF",
+                "Image: run `we2_local_image_gen project_case1_blp_wlcsp.json` in `we2_image_gen_local`; it converts "
+                "the ELF file",
                 _HIMAX,
             ),
             Step(
@@ -114,7 +120,10 @@ FAMILIES = (
                 "--file=<image>`; an image has at most 1 MB",
                 _HIMAX,
             ),
-            Step("These makefiles do not use CMake: add the sources that `CMakeLists.txt` of the folder lists"),
+            Step(
+                "The makefiles of `EPII_CM55M_APP_S` do not use CMake: add the sources that the firmware folder's "
+                "`CMakeLists.txt` lists"
+            ),
         ),
     ),
     Family(
@@ -132,10 +141,10 @@ FAMILIES = (
         "nuvoton-",
         (
             Step("Flash with the Nu-Link2 on the board, `west flash`", _NUVOTON),
-            Step("Serial port over USB: set 1 to 3 of the DIP switch ISW1 to on", _NUVOTON),
+            Step("Serial port over USB: set the switches 1 to 3 of the DIP switch ISW1 to on", _NUVOTON),
         ),
     ),
-    Family("NXP i.MX 93", "nxp-", (Step(_NO_ROUTE),)),
+    Family("NXP i.MX 93", "nxp-", (Step(_UNDOCUMENTED),)),
     Family(
         "Renesas",
         "renesas-",
@@ -146,7 +155,7 @@ FAMILIES = (
                 "`sram0` for a larger program",
                 _RENESAS,
             ),
-            Step(f"RZ/G3E: {_NO_ROUTE[0].lower()}{_NO_ROUTE[1:]}"),
+            Step(f"RZ/G3E: {_UNDOCUMENTED[0].lower()}{_UNDOCUMENTED[1:]}"),
         ),
     ),
 )
@@ -163,7 +172,7 @@ def main() -> int:
 
 
 def render_page() -> str:
-    """The text of the page: its first part as it is, and the sections of the families."""
+    """Return the text of the page: the hand-written part unchanged, then a section for each family."""
     head = PAGE.read_text().partition(_MARKER)[0]
     lines = (line for family in FAMILIES for line in _render_family(family))
     return "\n".join([f"{head}{_MARKER}", *lines]).rstrip() + "\n"
@@ -195,7 +204,7 @@ def _render_family(family: Family) -> Iterator[str]:
 
 
 def _memory_steps(family: Family) -> Iterator[Step]:
-    """The memories in the linker scripts of ``save_firmware``, once for boards that share them."""
+    """Yield the memories in the linker scripts of ``save_firmware``. Boards with the same memories share a step."""
     boards_by_memories: dict[Memories, list[str]] = {}
     for board in boards_of(family):
         support = find_support(board.name)

@@ -4,10 +4,10 @@
     python docs/refresh_outputs.py docs/users/sweep.md  # one page
     python docs/refresh_outputs.py --check              # compare the text without its numbers; write nothing
 
-A ``text`` block that directly follows a ``python`` or ``bash`` block is the output of that block. A line ``...`` in it
-stands for lines that are left out. The lines before the first ``...`` are the beginning of the output, those behind the
-last one its end. A part between two of them begins at the line with the same words, or else the most similar ones, and
-has the same number of lines.
+A ``text`` block that directly follows a ``python`` or ``bash`` block is the output of that block. A line ``...`` in the
+``text`` block stands for omitted lines of the output. The lines before the first ``...`` are the first lines of the
+output, the lines after the last ``...`` are its last lines. To refresh the lines between two ``...``, the output line
+whose words are most similar to the first of them is searched. As many lines are copied from there as there were before.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _ROOT = _DOCS.parent
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _NUMBER = re.compile(r"[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?%?")
 _GAP = "..."
-_SIMILAR = 0.5
+#: Minimum similarity (0 to 1) of the words of two lines that count as the same line.
+_MIN_SIMILARITY = 0.5
 
 
 def main() -> int:
@@ -46,14 +47,14 @@ def main() -> int:
         after = refresh(page, before)
         changed = [old for old, new in _pairs(before, after) if _words(old) != _words(new)]
         stale += len(changed)
-        print(f"{page.name}: {len(changed)} outputs with other words")
+        print(f"{page.name}: {len(changed)} outputs whose words changed")
         if not arguments.check:
             page.write_text(after)
     return 1 if arguments.check and stale else 0
 
 
 def refresh(page: Path, text: str) -> str:
-    """The text of a page, with the outputs that its examples print now."""
+    """Return the text of a page with the outputs that its examples print now."""
     result, end = [], 0
     names: dict[str, Any] = {"__name__": "__main__"}  # shared by the examples of the page
     output: str | None = None
@@ -72,7 +73,11 @@ def refresh(page: Path, text: str) -> str:
 
 
 def select(shown: str, output: str) -> str:
-    """The lines of an output that a page shows.
+    """Select the lines of an output that a page shows.
+
+    Args:
+        shown: the page's block, with ``...`` for omitted lines.
+        output: the complete output.
 
     Raises:
         ValueError: a part of the page's block has no counterpart in the output.
@@ -100,7 +105,7 @@ def select(shown: str, output: str) -> str:
 
 
 def _most_similar(line: str, lines: list[str], first: int) -> int:
-    """The position of the line from ``first`` on whose words are most like those of ``line``.
+    """Return the index of the line whose words are most similar to those of ``line``, searched from ``first`` on.
 
     Raises:
         ValueError: none has similar words.
@@ -108,7 +113,7 @@ def _most_similar(line: str, lines: list[str], first: int) -> int:
     words = _words(line)
     ratios = {n: SequenceMatcher(None, words, _words(lines[n])).ratio() for n in range(first, len(lines))}
     best = max(ratios, key=lambda n: ratios[n], default=first)
-    if ratios.get(best, 0.0) < _SIMILAR:
+    if ratios.get(best, 0.0) < _MIN_SIMILARITY:
         raise ValueError(f"no line of the output has words like those of {line!r}:\n" + "\n".join(lines))
     return best
 
@@ -129,14 +134,14 @@ def _run(page: Path, line: int, kind: str, body: str, names: dict[str, Any]) -> 
 
 
 def _without_paths(output: str, folder: str) -> str:
-    """An output without the paths of this machine and spaces at line ends."""
+    """Remove this machine's paths and trailing spaces from an output."""
     for path in (sysconfig.get_path("purelib"), str(_ROOT), folder):
         output = output.replace(f"{path}/", "").replace(path, ".")
     return "".join(f"{line.rstrip()}\n" for line in output.splitlines())
 
 
 def _words(text: str) -> str:
-    """A text without its numbers and widths of columns."""
+    """Replace the numbers of a text by ``#``, and each sequence of spaces by one space."""
     return " ".join(_NUMBER.sub("#", text).split())
 
 

@@ -2,7 +2,7 @@
 
 Trains a small convolutional network on scikit-learn's digits (1,797 scans of 8x8 pixels), exports it with a
 recipe and prints the report. Then it loads the programs from their files and runs them on the test images, in
-ExecuTorch's runtime on this machine. ``make demo`` runs it. Environment variables select another target:
+ExecuTorch's runtime on this machine. ``make demo`` runs this script. Environment variables select another target:
 ``RECIPE`` (a name of ``ArmRecipeType``; default: ETHOSU_U85_INT8) and ``MACS`` (Ethos-U only; default: 256,
 128 on U55).
 """
@@ -102,9 +102,10 @@ def file_name(recipe: ArmRecipeType, arguments: dict[str, int]) -> str:
 
 
 def accuracy_of_file(path: Path, images: Tensor, labels: Tensor) -> tuple[float | None, str]:
-    """Returns the accuracy of a saved program in percent and how it ran; None and the reason if it cannot run.
+    """Runs a saved program, and returns its accuracy in percent and a description of the run.
 
-    A program that was saved with its reference program is compared with it, logit by logit.
+    If the program was saved with its reference program, the description has the number of equal results. If the program
+    cannot run on this machine, returns None and the reason.
     """
     program = load(path)
     backends = {delegate.backend for method in program.content.methods.values() for delegate in method.delegates}
@@ -140,8 +141,8 @@ def main() -> None:
 
     for other in (ArmRecipeType.TOSA_INT8, ArmRecipeType.VGF_INT8):
         if other is not recipe:
-            reference_result = export(model, ExportRecipe.get_recipe(other), samples=samples)
-            paths.append(reference_result.save(file_name(other, {})))
+            other_result = export(model, ExportRecipe.get_recipe(other), samples=samples)
+            paths.append(other_result.save(file_name(other, {})))
     with torch.no_grad():
         float_accuracy = accuracy(model(test_images), test_labels)
 

@@ -1,4 +1,4 @@
-"""Quantization: the quantization part of a recipe, and a stage that is faster than ExecuTorch's."""
+"""Quantization stage of an export, which replaces ExecuTorch's stage, and the quantization part of a recipe."""
 
 from __future__ import annotations
 
@@ -96,10 +96,10 @@ def make_quantization_recipe(
 
 @dataclass(frozen=True)
 class _RejectOption:
-    """Pre-prepare pass that rejects an option which only this package's quantization of the captured program supports.
+    """Pre-prepare pass that rejects an option: ``qat`` or ``min_sqnr``.
 
-    ExecuTorch's own stage runs it, because that stage would train without fake quantization. ``FastQuantizeStage`` runs
-    it with torchao's passes (for other quantizers). In both cases, no SQNR is computed for ``min_sqnr``.
+    ``FastQuantizeStage`` supports these options and skips this pass, if it has a single ``ArmQuantizer``. Otherwise,
+    ExecuTorch's stage or torchao's passes run it. They do not train with fake quantization, and compute no SQNR.
 
     Attributes:
         name: name of the option.
@@ -141,10 +141,10 @@ def is_quantized(graph: torch.fx.Graph) -> bool:
 
 
 class FastQuantizeStage(QuantizeStage):
-    """A faster form of ExecuTorch's quantization stage. It accepts exported programs and skips quantized models.
+    """A faster replacement of ExecuTorch's quantization stage. It accepts exported programs and skips quantized models.
 
-    Captures by ``Capture`` and calibrates without autograd. With a quantizer of this package, the captured
-    program itself is quantized, so no second capture is needed. Other quantizers use torchao's passes.
+    The stage captures models with ``Capture`` and calibrates without autograd. With a quantizer of this package, the
+    captured program itself is quantized, so no second capture is needed. Other quantizers use torchao's passes.
 
     Attributes:
         float_programs: method -> program before quantization, for methods that this package's quantizer quantized.
@@ -164,7 +164,7 @@ class FastQuantizeStage(QuantizeStage):
     def run(self, artifact: PipelineArtifact) -> None:
         """Quantize every method.
 
-        ExecuTorch's own stage runs recipes without quantizers, and training without ``has_single_arm_quantizer``.
+        ExecuTorch's own stage runs instead if there are no quantizers, or for training with other quantizers.
 
         Raises:
             ValueError: the recipe has ``qat`` or ``min_sqnr``, and its quantizers do not support this option; or a
@@ -233,7 +233,7 @@ class FastQuantizeStage(QuantizeStage):
         Args:
             program: the program, which is edited.
             shared_tensors: tensors that several methods share.
-            is_single_method: whether the export has no other method, with which this one may share observers.
+            is_single_method: False disables ``concat_scales``, because several methods may share observers.
         """
         from arm_backend_core.quantization.ptq import ObservedProgram
 
@@ -246,7 +246,7 @@ class FastQuantizeStage(QuantizeStage):
     def _quantize(
         self, programs: Mapping[str, ExportedProgram], models: Mapping[str, Any], examples: Mapping[str, list[Inputs]]
     ) -> dict[str, ExportedProgram]:
-        """Quantize the programs. Calibrates the methods in order; each starts with the buffers of the previous one."""
+        """Calibrate the methods in order, each from the buffer values that the previous one left, and quantize them."""
         from arm_backend_core import compilation_log
         from arm_backend_core.aten.constant_folding import fold_constant_weights_of_program
         from arm_backend_core.program import copy_program
@@ -317,8 +317,8 @@ class FastQuantizeStage(QuantizeStage):
         if self._min_sqnr > 0:
             raise AccuracyError(
                 f"min_sqnr={self._min_sqnr:g}: the SQNR of the outputs of '{method}' cannot be computed. This needs a "
-                "model that this export quantizes, with floating-point outputs, without loops, random numbers, and "
-                "indices or sizes computed from quantized values: remove min_sqnr, and use result.compare(samples)"
+                "model that this export quantizes, with floating-point outputs, and without loops, random numbers, "
+                "or indices or sizes computed from quantized values: remove min_sqnr, and use result.compare(samples)"
             )
 
     def _quantize_by_torchao(self, method: str, program: ExportedProgram, examples: list[Inputs]) -> GraphModule:
@@ -390,7 +390,7 @@ class FloatProgram:
 
     Attributes:
         program: the captured program.
-        float_constants: quantized constants in floating point, by their name in the quantized program's signature.
+        float_constants: name in the quantized program's signature -> the constant's values before quantization.
         ranges: minimum and maximum of the calibration values, by the name of the quantize operator.
     """
 

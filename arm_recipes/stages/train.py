@@ -44,8 +44,8 @@ METHOD = "forward"
 class FakeQuantizedModel(torch.nn.Module):
     """A model with fake quantization. It has the model's call signature, and rounds as the program does.
 
-    Its parameters are those of the model, with the prefix ``model.``, and with ``ranges="learned"`` the scaling of each
-    activation range, with the prefix ``ranges.``. The state dict holds the complete training state of the model.
+    The parameters with the prefix ``model.`` are those of the model. With ``ranges="learned"``, the parameters with the
+    prefix ``ranges.`` scale the activation ranges. The state dict holds the complete training state of the model.
 
     Attributes:
         model: the model.
@@ -278,9 +278,12 @@ def model_to_train(models: Mapping[str, Any]) -> torch.nn.Module:
 
 
 def _detach_computed_weights(model: torch.nn.Module) -> dict[int, Any]:
-    """Detach copies of the weights that pruning or weight normalization computes in each call, for ``deepcopy``'s memo.
+    """Return detached copies of the weights that pruning or weight normalization computes, as a memo of ``deepcopy``.
 
-    ``deepcopy`` refuses tensors with gradient history. The next call computes these weights again.
+    ``deepcopy`` refuses tensors with gradient history. The next call of the model computes these weights again.
+
+    Returns:
+        Identity of each such weight -> its copy.
     """
     values = [value for module in model.modules() for value in vars(module).values()]
     return {id(x): x.detach().clone() for x in values if isinstance(x, Tensor) and not x.is_leaf}

@@ -19,8 +19,8 @@ extern size_t ethosu_fast_scratch_size;
 void EthosUBackend_execute_begin(void);
 void EthosUBackend_execute_end(void);
 
-// If firmware defines this function, the backend calls it after each run with the NPU's cycles. The backend counts them
-// with the driver's PMU functions, and does not call this function if firmware lacks them.
+// If firmware defines this function, the backend calls it after each run with the NPU's cycles. The backend counts the
+// cycles with the driver's PMU functions. It does not call this function if firmware lacks the PMU functions.
 __attribute__((weak)) void arm_runtime_npu_measured(uint64_t npu_cycles);
 
 // Result of the registration before main(). A reference to it makes the linker keep the backend.
@@ -34,11 +34,11 @@ namespace arm_runtime {
 // While the method is loaded, the payload must stay at its address, a multiple of 16 bytes that the NPU can reach. The
 // same holds for external commands and weights, which are named data of the program or of its .ptd. Loading cleans the
 // data cache for all of them. With the compile spec planned_scratch_argument, the scratch memory of the payload is a
-// part of the first planned memory, which must start at a multiple of 32 bytes. An argument whose tensor the memory
-// plan places at its offset in the scratch is not copied. Otherwise, each execution allocates the scratch, in whole
-// cache lines of 32 bytes, from the method's temp allocator, and copies inputs into it and outputs out of it. The
-// scratch must be in memory that the NPU can write. A method runs one execution at a time; executions of different
-// methods wait in the driver for a free NPU.
+// part of the first planned memory, which must start at a multiple of 32 bytes. Inputs and outputs that the memory plan
+// places where the payload expects them in the scratch are not copied. Without this compile spec, each execution
+// allocates the scratch, in whole cache lines of 32 bytes, from the method's temp allocator, and copies inputs into it
+// and outputs out of it. The scratch must be in memory that the NPU can write. A method runs one execution at a time;
+// executions of different methods wait in the driver for a free NPU.
 class EthosUBackend final : public BackendInterface {
  public:
   // Bytes of the method allocator that loading a payload uses, aligned to 8. External commands need a FreeableBuffer

@@ -11,8 +11,8 @@ extern "C" {
 __attribute__((weak)) unsigned char* ethosu_fast_scratch = nullptr;
 __attribute__((weak)) size_t ethosu_fast_scratch_size = 0;
 
-// Some versions of the driver lack this function. The versions that have it can be built for several kinds of NPU. Then
-// ethosu_reserve_driver() returns null.
+// Some versions of the driver lack this function. The versions that have it can be built for several kinds of NPU. In
+// such a build, ethosu_reserve_driver() returns null.
 __attribute__((weak)) struct ethosu_driver* ethosu_reserve_driver_ex(uint32_t product, uint32_t log2_macs);
 
 // Performance counters, which firmware may omit. They are declared here, because the name of their header depends on
@@ -32,8 +32,8 @@ namespace {
 // Base pointers in the order of Region.
 constexpr int kBaseCount = 3;
 
-// The first overload matches ethosu_flush_dcache() since version 1.0 of the driver, the second one that of earlier
-// versions.
+// Overloads for the two signatures of ethosu_flush_dcache(): the first since version 1.0 of the driver, the second in
+// earlier versions.
 [[maybe_unused]] void clean_lines(void (*flush)(const uint64_t*, const size_t*, int), uintptr_t start, size_t size) {
   const uint64_t base = start;
   flush(&base, &size, 1);
@@ -143,8 +143,8 @@ Error report_other_npu(const EthosUPayload& payload, const ethosu_hw_info& hardw
 }
 
 Error report_missing_npu(const EthosUPayload& payload) {
-  // A driver that is built for one kind of NPU returns this NPU to callers that do not ask for a kind. The program was
-  // then compiled for another one.
+  // If the driver is built for one kind of NPU, ethosu_reserve_driver() returns an NPU of that kind. Then the program
+  // was compiled for another kind.
   const ReservedDriver any(ethosu_reserve_driver_ex != nullptr ? ethosu_reserve_driver() : nullptr);
   if (any.get() != nullptr) {
     ethosu_hw_info hardware = {};

@@ -166,7 +166,7 @@ struct IoRegion {
   std::vector<TensorSlot> slots;
   size_t size = 0;
   std::vector<char> bytes;  // to gather or scatter several tensors; empty if one tensor fills the region
-  std::vector<std::shared_ptr<EthosU::Buffer>> buffers;  // at most one; a vector for Inference
+  std::vector<std::shared_ptr<EthosU::Buffer>> buffers;  // at most one buffer; Inference takes a range of buffers
 };
 
 // A delegate of a loaded program.

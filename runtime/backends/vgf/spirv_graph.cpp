@@ -110,17 +110,18 @@ class Module {
   const char* visit(const Instruction& instruction);
   // Whether the operands of a definition are defined and of the right kind.
   bool is_valid(const Instruction& instruction, const Layout& layout) const;
-  // Whether the words from `first` on are ids of constants, or, with `with_values`, of constants or values of the
-  // graph.
+  // Whether the words from `first` on are ids of constants. With `with_values`, ids of the graph's values are accepted
+  // too.
   bool are_defined(const Instruction& instruction, uint32_t first, bool with_values) const;
   Kind kind_of(uint32_t id) const;
   // Returns the definition of `id`, or null if it is not an instruction with `opcode`.
   const Instruction* find(uint32_t id, uint32_t opcode) const;
   // Reads a constant from 1 to INT32_MAX: a dimension, a rank or the length of an array.
   bool read_positive_constant(uint32_t id, uint32_t* value) const;
-  bool shape_of(uint32_t id, uint32_t rank, std::vector<int64_t>* shape) const;
-  bool tensor_of(uint32_t type, SpirvTensor* tensor) const;
-  const char* resource_of(uint32_t variable, SpirvResource* resource) const;
+  bool read_shape(uint32_t id, uint32_t rank, std::vector<int64_t>* shape) const;
+  // Reads a tensor type. Returns false if `type` is not a tensor type with a fixed shape.
+  bool read_tensor_type(uint32_t type, SpirvTensor* tensor) const;
+  const char* read_resource(uint32_t variable, SpirvResource* resource) const;
 
   uint32_t bound_ = 0;
   std::unordered_map<uint32_t, Instruction> definitions_;
@@ -209,13 +210,13 @@ bool Module::is_valid(const Instruction& instruction, const Layout& layout) cons
   if (instruction.opcode() == kOpExtInst) {
     // Operations with several results have a structure type.
     return find(words[3], kOpExtInstImport) != nullptr &&
-           (find(words[1], kOpTypeStruct) != nullptr || tensor_of(words[1], &tensor)) &&
+           (find(words[1], kOpTypeStruct) != nullptr || read_tensor_type(words[1], &tensor)) &&
            are_defined(instruction, 5, true);
   }
   if (instruction.opcode() == kOpConstantComposite) {
     const Instruction* array = find(words[1], kOpTypeArray);
     uint32_t length = 0;
-    if (array != nullptr ? !read_positive_constant(array->words[3], &length) : !tensor_of(words[1], &tensor)) {
+    if (array != nullptr ? !read_positive_constant(array->words[3], &length) : !read_tensor_type(words[1], &tensor)) {
       return false;
     }
     return instruction.count - 3 == (array != nullptr ? length : tensor.shape[0]) && are_defined(instruction, 3, false);
@@ -248,7 +249,7 @@ bool Module::read_positive_constant(uint32_t id, uint32_t* value) const {
   return *value != 0 && *value <= INT32_MAX;
 }
 
-bool Module::shape_of(uint32_t id, uint32_t rank, std::vector<int64_t>* shape) const {
+bool Module::read_shape(uint32_t id, uint32_t rank, std::vector<int64_t>* shape) const {
   const Instruction* listed = find(id, kOpConstantComposite);
   const Instruction* repeated = find(id, kOpConstantCompositeReplicate);
   if ((listed == nullptr || listed->count - 3 != rank) && repeated == nullptr) {
@@ -264,7 +265,7 @@ bool Module::shape_of(uint32_t id, uint32_t rank, std::vector<int64_t>* shape) c
   return true;
 }
 
-bool Module::tensor_of(uint32_t type, SpirvTensor* tensor) const {
+bool Module::read_tensor_type(uint32_t type, SpirvTensor* tensor) const {
   const Instruction* definition = find(type, kOpTypeTensor);
   uint32_t rank = 0;
   if (definition == nullptr || !read_positive_constant(definition->words[3], &rank) || rank > kMaxRank) {
@@ -281,13 +282,13 @@ bool Module::tensor_of(uint32_t type, SpirvTensor* tensor) const {
   } else {
     return false;
   }
-  return shape_of(definition->words[4], rank, &tensor->shape);
+  return read_shape(definition->words[4], rank, &tensor->shape);
 }
 
-const char* Module::resource_of(uint32_t id, SpirvResource* resource) const {
+const char* Module::read_resource(uint32_t id, SpirvResource* resource) const {
   const Instruction* variable = find(id, kOpVariable);
   const Instruction* pointer = variable != nullptr ? find(variable->words[1], kOpTypePointer) : nullptr;
-  if (pointer == nullptr || !tensor_of(pointer->words[3], &resource->tensor)) {
+  if (pointer == nullptr || !read_tensor_type(pointer->words[3], &resource->tensor)) {
     return "an input or output of its graph is not a tensor with a fixed shape";
   }
   const auto decorations = decorations_.find(id);
@@ -303,7 +304,7 @@ const char* Module::read(std::string_view name, SpirvGraph* graph) const {
   for (const Instruction& constant : constants_) {
     SpirvConstant entry;
     entry.id = constant.words[3];
-    if (!tensor_of(constant.words[1], &entry.tensor)) {
+    if (!read_tensor_type(constant.words[1], &entry.tensor)) {
       return "a graph constant is not a tensor with a fixed shape";
     }
     graph->constants.push_back(entry);
@@ -317,7 +318,7 @@ const char* Module::read(std::string_view name, SpirvGraph* graph) const {
     }
     for (uint32_t index = 2 + length; index < entry_point.count; ++index) {
       SpirvResource resource;
-      if (const char* reason = resource_of(entry_point.words[index], &resource)) {
+      if (const char* reason = read_resource(entry_point.words[index], &resource)) {
         return reason;
       }
       graph->resources.push_back(resource);

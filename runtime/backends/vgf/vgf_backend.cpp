@@ -19,8 +19,9 @@ namespace arm_runtime {
 
 namespace {
 
-// Whether a tensor has the element type of an input or output of the graph, or is uint8 for one of int8. TOSA has no
-// unsigned types: the export gives a uint8 tensor the type int8, and an operator of the graph interprets its bits.
+// Whether the element type of a tensor fits an input or output of the graph. uint8 tensors fit int8 inputs and outputs:
+// TOSA has no unsigned types, so the export gives a uint8 tensor the type int8, and an operator of the graph interprets
+// its bits.
 bool has_elements_of(const Tensor& tensor, const VgfProgram::Port& port) {
   return tensor.scalar_type() == port.scalar_type ||
          (tensor.scalar_type() == ScalarType::Byte && port.scalar_type == ScalarType::Char);

@@ -283,18 +283,18 @@ Error VgfReader::read_constants(uint32_t index, VgfSegment* segment) {
                                    ? constants_->getConstantSparsityDimension(binding.constantIndex)
                                    : -1};
     if (constant.tensor >= file_.tensors.size() || !file_.tensors[constant.tensor].is_constant) {
-      return report_damage("a constant has no tensor", binding.constantIndex);
+      return report_damage("the tensor of a constant does not exist or is not constant", binding.constantIndex);
     }
     const VgfTensor& tensor = file_.tensors[constant.tensor];
     if (constants_->getConstant(binding.constantIndex).size() != tensor.nbytes) {
-      return report_damage("a constant does not have the bytes of its tensor", binding.constantIndex);
+      return report_damage("the size of a constant differs from the size of its tensor", binding.constantIndex);
     }
     if (constant.sparse_dimension >= static_cast<int64_t>(tensor.shape.size())) {
       return report_damage("a constant is sparse in a dimension that it does not have", binding.constantIndex);
     }
     for (const VgfConstant& other : segment->constants) {
       if (other.id == constant.id) {
-        return report_damage("two constants of a segment have one id", constant.id);
+        return report_damage("two constants of a segment have the same id", constant.id);
       }
     }
     segment->constants.push_back(constant);
@@ -323,11 +323,12 @@ Error VgfReader::check_module(uint32_t index, const VgfSegment& segment) {
                         matches(resource.tensor, binding.tensor));
     }
     if (!found) {
-      return report_damage("a segment binds no tensor of the graph's type and shape to a binding", resource.binding);
+      return report_damage("the tensor at a binding is missing, or differs from the graph in type or shape",
+                           resource.binding);
     }
   }
   if (graph.resources.size() != segment.bindings.size()) {
-    return report_damage("a segment does not bind as many tensors as its graph has", index);
+    return report_damage("a segment has another number of bindings than its graph", index);
   }
   for (const SpirvConstant& constant : graph.constants) {
     bool found = false;
@@ -335,7 +336,8 @@ Error VgfReader::check_module(uint32_t index, const VgfSegment& segment) {
       found = found || (given.id == constant.id && matches(constant.tensor, given.tensor));
     }
     if (!found) {
-      return report_damage("a segment has no constant of the graph's type and shape for an id", constant.id);
+      return report_damage("the constant with an id is missing, or differs from the graph in type or shape",
+                           constant.id);
     }
   }
   return Error::Ok;

@@ -392,7 +392,7 @@ Error VgfProgram::make_session(Segment* segment) {
 Error VgfProgram::bind_session_memory(const VkDataGraphPipelineSessionBindPointRequirementARM& point,
                                       Segment* segment) {
   if (point.bindPointType != VK_DATA_GRAPH_PIPELINE_SESSION_BIND_POINT_TYPE_MEMORY_ARM) {
-    ARM_RUNTIME_LOG(Error, "the driver asks for a kind of bind point that is not known here (%d)",
+    ARM_RUNTIME_LOG(Error, "the driver asks for a kind of bind point that this backend does not support (%d)",
                     static_cast<int>(point.bindPointType));
     return Error::NotSupported;
   }
@@ -553,8 +553,8 @@ void VgfProgram::retire(std::unique_ptr<VgfProgram> program) {
   if (!program->pending_) {
     return;
   }
-  // Never freed, because the device may still write the memory. The static variable keeps it reachable for leak
-  // checkers.
+  // The program is never freed, because the device may still write its memory. The static variable keeps the program
+  // reachable for leak checkers.
   static auto* const abandoned = new std::vector<std::unique_ptr<VgfProgram>>;
   static auto* const mutex = new std::mutex;
   ARM_RUNTIME_LOG(Error, "an execution is still running; the memory of its program stays in use");
