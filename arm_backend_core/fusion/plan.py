@@ -96,7 +96,7 @@ class FusionPlan:
     def has_integer_rule(self, node: Node) -> bool:
         """Whether ``node`` alone lowers to integer operators other than a TABLE.
 
-        An elementwise function of one tensor becomes a TABLE.
+        False for an elementwise function of one tensor, which becomes a TABLE.
         """
         record = self._records[node]
         is_table = record.is_univariate and len(self.activation_operands(node)) == 1
@@ -143,7 +143,7 @@ class FusionPlan:
             fused = remaining
 
     def _is_exact_product(self, node: Node, is_int16: Callable[[Node], bool]) -> bool:
-        """Whether ``node`` is an int16 product in a recurrent layer that the next sum adds as unrounded INT32."""
+        """Whether ``node`` is an int16 product in a recurrent layer whose consumer adds the unrounded INT32 product."""
         int16 = node in self.int16_nodes or is_int16(node)
         return (
             TIMESTEP_SLOT in node.meta

@@ -303,7 +303,10 @@ def _prelu_by_sign(cx: Context, x: Operand, slopes: np.ndarray[Any, Any]) -> Val
 
 
 def _requantize_image(cx: Context, x: Operand) -> Value:
-    """Convert x [N, C, ...] to the result's parameters. NPUs convolve int8 in half the cycles of a RESCALE."""
+    """Convert x [N, C, ...] to the result's quantization parameters.
+
+    On NPUs, a depthwise convolution converts x: on int8, it takes half the cycles of a RESCALE.
+    """
     if not cx.target.hardware.is_npu or cx.q.is_equivalent(x.q):
         return cx.requantize(x, cx.q)
     return scale_channels(cx, x, np.ones(x.shape[1]))

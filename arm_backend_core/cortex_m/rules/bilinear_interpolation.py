@@ -65,8 +65,9 @@ def _to_integers(matrix: Array) -> tuple[Array, int]:
     """Numerators and common denominator of the weights.
 
     The kernels round twice: after the multiplication, and after the shift. Numerators and denominator are scaled up to
-    the largest that fit int8, so that the first rounding error is small. With the denominator 4, a sum of 1 would
-    become 1 instead of 0: after the multiplication, 0.5 rounds to 1, and the half of that rounds to 1 again.
+    the largest that fit int8, so that the first rounding error is small. Without scaling, a sum of 1 with the
+    denominator 4 would become 1 instead of 0: the multiplication by 1/2 rounds 0.5 to 1, and the shift by one bit
+    rounds 0.5 to 1 again.
 
     Raises:
         Unsupported: the weights have no common denominator of up to 127.
@@ -101,7 +102,7 @@ def _phases(numerators: Array, factor: int) -> Array | None:
 def _convolve_phases(
     cx: KernelContext, x: QuantizedValue, axis: int, phases: Array, denominator: int
 ) -> QuantizedValue:
-    """Compute the results phase, phase + factor, ... by one depthwise convolution for each phase; interleave them."""
+    """Compute each phase (every ``factor``-th result) by a depthwise convolution, and interleave the phases."""
     image, at = cx.emit.materialize(x, _NHWC), axis - 1
     padded = _repeat_edges(cx, image, at)
     channels = x.shape[1]
@@ -132,7 +133,7 @@ def _repeat_edges(cx: KernelContext, image: Node, at: int) -> Node:
 
 
 def _multiply(cx: KernelContext, x: QuantizedValue, axis: int, numerators: Array, denominator: int) -> QuantizedValue:
-    """A product of the matrix of weights with the elements along ``axis``."""
+    """Multiply the elements along ``axis`` by the matrix of weights."""
     kept = tuple(other for other in _NHWC if other != axis)
     layout = (*kept, axis)
     stored = cx.emit.materialize(x, layout)

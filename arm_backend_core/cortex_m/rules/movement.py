@@ -86,8 +86,9 @@ def _merged_dimensions(shape: Sequence[int], view: Sequence[int]) -> dict[int, t
     """Match the dimensions of a shape with those dimensions of a view that index the same elements.
 
     Returns:
-        First dimension of a group -> (dimensions of the shape, dimensions of the view), without dimensions of size 1.
-        None if there are no elements.
+        The smallest groups of adjacent dimensions of the shape that correspond to dimensions of the view. The key is
+        the first dimension of a group, the value is (dimensions of the shape, dimensions of the view). Dimensions of
+        size 1 are left out. None if there are no elements.
     """
     old, new = ([axis for axis, size in enumerate(sizes) if size != 1] for sizes in (shape, view))
     if 0 in shape:

@@ -33,7 +33,7 @@ class ReductionView:
     parts, is split into ``parts`` of equal length, which lie along axis ``axis`` - 1.
 
     Attributes:
-        x: the stored integers, from which the zero point is not subtracted. It cancels in differences between elements.
+        x: the stored integers. The zero point is not subtracted, because it cancels in differences between elements.
         zero_point: the integer that represents 0.
         axis: the axis of ``x`` that is reduced.
         shape: shape of the original tensor.
