@@ -25,8 +25,8 @@ class FusionPlan:
         fused_consumers: the values of ``fused_consumer_of``.
         chain_base: {elementwise node: the tensor that it is a function of}. Functions of one tensor form a chain.
         fused: nodes that are computed together with their consumers, so that their results are not quantized. They are
-            the keys of ``fused_consumer_of``, those functions of a chain that only functions of the same tensor read,
-            and products in recurrent layers that a sum reads without rounding.
+            the keys of ``fused_consumer_of``, those functions of a chain whose consumers are all in the same chain, and
+            products in recurrent layers that a sum reads without rounding.
         int16_nodes: nodes of an int8 program whose result is int16 (see ``_find_int16_nodes``).
 
     Args:

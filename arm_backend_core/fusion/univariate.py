@@ -174,8 +174,8 @@ def fuse_into_univariate(
     if function is None:
         return None, args
     if any(isinstance(x, Univariate) and (x.oscillates or x.composed) for x in args):
-        table_args = [to_int16_tensor(x) if isinstance(x, Univariate) and x.oscillates else x for x in args]
-        outer = _as_univariate(node, record, table_args, kwargs)
+        int16_args = [to_int16_tensor(x) if isinstance(x, Univariate) and x.oscillates else x for x in args]
+        outer = _as_univariate(node, record, int16_args, kwargs)
         if outer is not None:
             function = replace(outer, composed=function)
         elif (q := result_qparams()) is not None and not _needs_composition(function, args, q):

@@ -55,7 +55,7 @@ def _interpolate(cx: KernelContext, x: QuantizedValue, axis: int, matrix: Array)
     """Interpolate along one axis of [N, C, H, W]. The result has the parameters of ``cx.result``."""
     numerators, denominator = _to_integers(matrix)
     factor = matrix.shape[0] // matrix.shape[1]
-    phases = _phases(numerators, factor) if matrix.shape[0] == factor * matrix.shape[1] else None
+    phases = _match_phases(numerators, factor) if matrix.shape[0] == factor * matrix.shape[1] else None
     if phases is not None:
         return _convolve_phases(cx, x, axis, phases, denominator)
     return _multiply(cx, x, axis, numerators, denominator)
@@ -80,10 +80,11 @@ def _to_integers(matrix: Array) -> tuple[Array, int]:
     raise Unsupported("its weights have no common denominator of up to 127, and the kernels have int8 weights")
 
 
-def _phases(numerators: Array, factor: int) -> Array | None:
-    """Weights [factor, 3] of an element and its two neighbours, if all elements have the same weights; else None.
+def _match_phases(numerators: Array, factor: int) -> Array | None:
+    """Match polyphase weights: [factor, 3], the weights of an element and its two neighbours for each phase.
 
-    There are ``factor`` results for each element. An element at an edge replaces its missing neighbour.
+    There are ``factor`` results (phases) for each element. An element at an edge replaces its missing neighbour. None
+    if the weights of a phase differ between the elements.
     """
     size = numerators.shape[1]
     padded = np.zeros((size * factor, size + 2), np.int64)

@@ -122,7 +122,7 @@ class KernelContext:
         limits = np.iinfo(np.int32)
         return np.clip(np.rint(real / scale), limits.min, limits.max).astype(np.int32)
 
-    def requantization(self, accumulator_scale: Array, channels: int) -> tuple[Node, Node]:
+    def requantization_constants(self, accumulator_scale: Array, channels: int) -> tuple[Node, Node]:
         """Constants with the multiplier and the shift of each channel, which convert the accumulator to the result.
 
         Raises:

@@ -131,7 +131,7 @@ def _call_convolution(
     if is_depthwise:
         arguments.append(channels // in_channels)
     arguments += [-x.zero_point, cx.result.q.zero_point]
-    arguments += cx.requantization(accumulator_scale, channels)
+    arguments += cx.requantization_constants(accumulator_scale, channels)
     name = "quantized_depthwise_conv2d_nhwc" if is_depthwise else "quantized_conv2d_nhwc"
     return cx.emit.call_kernel(name, *arguments, cx.result.low, cx.result.high)
 
@@ -179,7 +179,7 @@ def _call_transposed(
         *(image, cx.emit.constant(weight.data.transpose(1, 2, 3, 0), "weight")),
         cx.emit.constant(np.zeros(channels, np.int32) if bias_data is None else bias_data, "bias"),
         *(*parameters, -x.zero_point, cx.result.q.zero_point),
-        *(*cx.requantization(accumulator_scale, channels), cx.result.low, cx.result.high),
+        *(*cx.requantization_constants(accumulator_scale, channels), cx.result.low, cx.result.high),
     )
 
 

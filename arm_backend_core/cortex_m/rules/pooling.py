@@ -88,7 +88,7 @@ def _sum_windows(cx: KernelContext, x: QuantizedValue, image: Node, window: _Win
         *(image, cx.emit.constant(np.ones(shape, np.int8), "ones")),
         cx.emit.constant(np.zeros(channels, np.int32), "bias"),
         *(window.stride, window.pad, [1, 1], *[1] * is_single, -x.zero_point, cx.result.q.zero_point),
-        *cx.requantization(np.asarray(x.scale * factor), channels),
+        *cx.requantization_constants(np.asarray(x.scale * factor), channels),
         *(cx.result.low, cx.result.high),
     )
 
