@@ -42,7 +42,7 @@ def upsample_bilinear(cx: KernelContext) -> QuantizedValue:
 
 
 def _weights(cx: KernelContext, x: QuantizedValue, axis: int) -> Array:
-    """Weights [results, elements] of the interpolation along an axis: the results for unit vectors."""
+    """Weights [results, elements] of the interpolation along an axis: column i is the result for unit vector i."""
     size, other = x.shape[axis], x.shape[5 - axis]
     shape = (size, 1, size, other) if axis == 2 else (size, 1, other, size)
     units = torch.eye(size, dtype=torch.float64).reshape(size, 1, *((size, 1) if axis == 2 else (1, size)))
