@@ -169,8 +169,8 @@ class SumOfSquares:
     The exact sum would exceed int32. Let c = x - mean with ``bits`` fractional bits, and A = sum(abs(c)) <= 2**29.
     ``shift`` brings A into [2**28, 2**29). With this A, sum((c << shift)**2) is in [A * A / n, A * A / 2]. Each square
     is rounded to a multiple of 2**drop. In rows of more than _MAX_SHORT_ROW elements, each square would be too small
-    for this rounding. For such rows, ``shift`` is computed from M * A instead of A * A, with M = max(abs(c)). If ``bits``
-    is negative, A and M are computed from the rounded c, and c << shift from the unrounded c.
+    for this rounding. For such rows, ``shift`` is computed from M * A instead of A * A, with M = max(abs(c)). If
+    ``bits`` is negative, A and M are computed from the rounded c, and c << shift from the unrounded c.
 
     Attributes:
         shifted: c << shift.
