@@ -125,7 +125,7 @@ def _lower_to_kernels(program: ExportedProgram, spec: ArmCompileSpec) -> list[co
 
     assert spec.isa is not None
     refusals = lower_to_kernels(program, spec.isa)
-    if isinstance(spec, CortexMCompileSpec):  # else the NPU's refusal is the reason
+    if isinstance(spec, CortexMCompileSpec):  # with an NPU, the reason is the NPU's refusal
         reasons = {node: refusal.reason for node, refusal in refusals.items()}
         for node, reason in {**find_unquantized_operators(program), **reasons}.items():
             set_refusal_reason(node, reason)

@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-#: Zero point of uint8 minus the zero point of int8, for one scale: an integer x of uint8 is x - 128 in int8.
+#: Zero point of a uint8 tensor minus that of the int8 tensor with the same scale and the same real numbers. The uint8
+#: integer x corresponds to the int8 integer x - 128.
 UINT8_OFFSET = 128
 
 
@@ -52,8 +53,8 @@ class DType(Enum):
     def is_fp8(self) -> bool:
         """Whether the type is FP8E4M3 or FP8E5M2. TOSA has no elementwise arithmetic with tensors of these types.
 
-        TOSA has data movement, CAST, ARGMAX, convolutions, matrix products and pooling for them. FP8UE8M0 does not
-        count: it is the type of block scales.
+        TOSA has data movement, CAST, ARGMAX, convolutions, matrix products and pooling for them. False for FP8UE8M0,
+        the type of block scales.
         """
         return self in (DType.FP8E4M3, DType.FP8E5M2)
 

@@ -38,7 +38,10 @@ def replace_node(node: Node, results: Any) -> None:
 
 
 def propagate_dropout_metadata(node: Node, result: Node) -> None:
-    """Let ``result``, which replaces ``node``, be the operand of the dropout that training inserts behind ``node``."""
+    """Copy the mark ``FEEDS_DROPOUT`` from ``node`` to ``result``, which replaces ``node``.
+
+    Training then inserts the dropout after ``result``.
+    """
     if node.meta.get(FEEDS_DROPOUT):
         result.meta |= {FEEDS_DROPOUT: True, REPLACED_NAME: node.meta.get(REPLACED_NAME, node.name)}
 

@@ -141,7 +141,7 @@ def is_written(node: Node) -> bool:
 
 
 def is_write_to(node: Node, source: Node) -> bool:
-    """Whether ``node`` changes the memory of ``source``; ``x += y`` does not change ``y``, which it reads."""
+    """Whether ``node`` changes the memory of ``source``. ``x += y`` changes ``x``, but not ``y``."""
     return is_in_place_write(node) and any(info.is_write for info in _alias_infos(node, source))
 
 
@@ -153,9 +153,9 @@ def is_in_place_write(node: Node) -> bool:
 def is_view(node: Node, source: Node) -> bool:
     """Whether ``node``'s result may share memory with ``source``, which it reads.
 
-    If the schema declares an alias for a result, the schema decides; otherwise the storages of the traced tensors.
-    They are needed for composites (``type_as``, ``broadcast_tensors``), which may return their input unchanged although
-    their schema declares no alias. Targets that are no ``OpOverload`` count as views.
+    If the schema declares an alias for a result, the schema decides. Otherwise, the result is a view if the traced
+    tensors share a storage: composites (``type_as``, ``broadcast_tensors``) may return their input unchanged although
+    their schema declares no alias. True for targets that are no ``OpOverload``.
     """
     if not isinstance(node.target, OpOverload):
         return True
@@ -212,7 +212,7 @@ def evaluate_node(node: Node, value_of: Callable[[Node], Any]) -> Any:
 def memory_order(tensor: torch.Tensor) -> Layout:
     """Dimensions from the outermost in memory to the innermost: NHWC for ``channels_last``, else the identity.
 
-    ``channels_last_3d`` counts as identity: ExecuTorch's runtime refuses it as an input from Python.
+    The identity for ``channels_last_3d``, too: ExecuTorch's runtime refuses such inputs from Python.
     """
     is_channels_last = (
         tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last)

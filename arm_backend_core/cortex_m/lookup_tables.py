@@ -1,6 +1,7 @@
 """Functions of one tensor: a table replaces the elementwise operators that compute one int8 tensor from another.
 
-The 256 entries of the table are those that PyTorch's quantized graph computes, so the result is equal to it.
+PyTorch evaluates the quantized operators to fill the 256 entries of the table. The result is therefore bit-equal to the
+result of the quantized graph in PyTorch.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class UnivariateFunction:
     result: Node
 
     def tabulate(self, quantize: Node, constants: Mapping[Node, Any]) -> Array:
-        """The 256 int8 results with the parameters of the node ``quantize``. The first is for the integer -128."""
+        """The int8 results for the integers -128 to 127, with the quantization parameters of the node ``quantize``."""
         integers = torch.arange(-128, 128, dtype=torch.int16).to(torch.int8)
         values: dict[Node, Any] = {}
 

@@ -65,8 +65,8 @@ from arm_backend_core.targets.cortex_m import Isa
 
 aten = torch.ops.aten
 _LOG_SOFTMAX_ADVICE = (
-    ": results of the softmax kernel are multiples of 1/256, whose logarithms end at -5.5. Return the result of "
-    "softmax, or the scores in front of it, which have the same order"
+    ": results of the softmax kernel are multiples of 1/256, so logarithms below ln(1/256) = -5.5 are lost. Return the "
+    "result of softmax, or the input of log_softmax, which has the same order"
 )
 #: Operator without a kernel -> why int8 kernels cannot compute it exactly, and what to do.
 _ADVICE: dict[Any, str] = dict.fromkeys((aten.log_softmax.int, aten._log_softmax.default), _LOG_SOFTMAX_ADVICE)
@@ -110,7 +110,7 @@ def lower_to_kernels(program: ExportedProgram, isa: Isa) -> dict[Node, Unsupport
 def find_unquantized_operators(program: ExportedProgram) -> dict[Node, str]:
     """For each operator whose first result has booleans or integers other than int8, why no kernel computes it.
 
-    These operators need no quantization, so they are no refusals.
+    These operators need no quantization, so they are not reported as refusals.
     """
     reasons = {}
     for node in program.graph.nodes:

@@ -25,11 +25,11 @@ _PRODUCTS = (aten.matmul.default, aten.bmm.default, aten.mm.default)
 class CortexMQuantizer(ArmQuantizer):
     """Quantizes for a ``CortexMCompileSpec``.
 
-    The kernels have no int16 tensors. Other targets keep some results in int16: residual additions before layer
-    normalization, states that accumulate. The precisions are
+    The kernels have no int16 tensors. Other targets keep some results in int16, for example residual additions before
+    layer normalization and states that accumulate. The precisions are
 
     - floating point for an operator without a kernel,
-    - floating point for arithmetic with such a result, if an operator in floating point reads it,
+    - floating point for arithmetic whose result is int16 on other targets, if an operator in floating point reads it,
     - int8 for all other operators. Convolutions, matrix products and recurrent layers with a kernel are always int8.
     """
 

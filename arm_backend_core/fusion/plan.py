@@ -25,8 +25,8 @@ class FusionPlan:
         fused_consumers: the values of ``fused_consumer_of``.
         chain_base: {elementwise node: the tensor that it is a function of}. Functions of one tensor form a chain.
         fused: nodes that are computed together with their consumers, so that their results are not quantized. They are
-            the keys of ``fused_consumer_of``, those functions of a chain that only functions of the same tensor read,
-            and products in recurrent layers that a sum reads without rounding.
+            the keys of ``fused_consumer_of``, those functions of a chain whose consumers are all in the same chain, and
+            products in recurrent layers that a sum reads without rounding.
         int16_nodes: nodes of an int8 program whose result is int16 (see ``_find_int16_nodes``).
 
     Args:
@@ -96,7 +96,7 @@ class FusionPlan:
     def has_integer_rule(self, node: Node) -> bool:
         """Whether ``node`` alone lowers to integer operators other than a TABLE.
 
-        An elementwise function of one tensor becomes a TABLE.
+        False for an elementwise function of one tensor, which becomes a TABLE.
         """
         record = self._records[node]
         is_table = record.is_univariate and len(self.activation_operands(node)) == 1
@@ -143,7 +143,7 @@ class FusionPlan:
             fused = remaining
 
     def _is_exact_product(self, node: Node, is_int16: Callable[[Node], bool]) -> bool:
-        """Whether ``node`` is an int16 product in a recurrent layer that the next sum adds as unrounded INT32."""
+        """Whether ``node`` is an int16 product in a recurrent layer whose consumer adds the unrounded INT32 product."""
         int16 = node in self.int16_nodes or is_int16(node)
         return (
             TIMESTEP_SLOT in node.meta

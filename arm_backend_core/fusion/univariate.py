@@ -42,8 +42,8 @@ class Univariate:
         clamp: (low, high) if the function is exactly clamp(base, low, high), else None.
         factor: c if the function is exactly c * base with c > 0, else None.
         is_discontinuous: whether the function is a single discontinuous operator on an int16 tensor.
-        composed: the same function as a function of x, if ``base`` holds the int16 values of an oscillating function
-            g(x); else None.
+        composed: if ``base`` is the int16 result of an oscillating function g(x), this function is f(g), and
+            ``composed`` is f(g(x)), whose base is x; else None.
     """
 
     base: Operand
@@ -84,7 +84,7 @@ class Univariate:
     def oscillates(self) -> bool:
         """Whether the function is a sine or cosine of int16 with too many periods for the TABLE's interpolation.
 
-        Another function f(g(x)) of an oscillating g reads the int16 values of g instead of x.
+        If g(x) oscillates, a function f(g(x)) is not tabulated over x: f reads the int16 result of g.
         """
         q = self.base.q
         return (
@@ -97,24 +97,24 @@ class Univariate:
     def _evaluate_array(self, grid: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         return self.evaluate(torch.from_numpy(grid)).double().numpy()
 
-    def to_int16_table(self, b: Builder) -> Operand:
-        """The function's values as an int16 tensor whose scale covers all of them."""
-        q = self._int16_table_qparams(self.values())
+    def to_int16_tensor(self, b: Builder) -> Operand:
+        """Emit the function. The result is an int16 tensor whose scale covers all values of the function."""
+        q = self._int16_tensor_qparams(self.values())
         return Operand(self.quantize(b, q), q)
 
-    def int16_table_values(self) -> np.ndarray[Any, Any]:
-        """The real values of ``to_int16_table`` at the operands -32768 ... 32768, apart from interpolation errors."""
+    def int16_tensor_values(self) -> np.ndarray[Any, Any]:
+        """The ``values`` of the function, rounded to the scale of ``to_int16_tensor``; no interpolation errors."""
         values = self.values()
-        q = self._int16_table_qparams(values)
+        q = self._int16_tensor_qparams(values)
         return q.dequantize(q.quantize(np.nan_to_num(values)))
 
     def values(self) -> np.ndarray[Any, Any]:
-        """The function's values at the int16 operands -32768 ... 32768, float64."""
+        """The function's values, float64, at all int16 operands and at 32768, the end of a TABLE's last interval."""
         assert self.base.q is not None
         return evaluate_on_operand(self._evaluate_array, self.base.q)
 
     @staticmethod
-    def _int16_table_qparams(values: np.ndarray[Any, Any]) -> QParams:
+    def _int16_tensor_qparams(values: np.ndarray[Any, Any]) -> QParams:
         peak = float(np.abs(values[:-1][np.isfinite(values[:-1])]).max(initial=0.0))
         return QParams(max(peak, 1e-30) / Q15_MAX, 0, DType.INT16, *DType.INT16.range)
 
@@ -148,20 +148,21 @@ def fuse_into_univariate(
     record: Record,
     args: list[Any],
     kwargs: dict[str, Any],
-    to_int16_table: Callable[[Univariate], Operand],
+    to_int16_tensor: Callable[[Univariate], Operand],
     result_qparams: Callable[[], QParams | None],
 ) -> tuple[Univariate | None, list[Any]]:
     """Represent ``node`` as a ``Univariate`` if it is an elementwise function of one quantized tensor.
 
-    If an operand oscillates, such as g = sin(base), f(g) becomes a function of g's int16 values. ``composed`` then
-    holds f(g(base)), because an operator that combines f(g(base)) with h(base) is a function of ``base`` again.
+    If an operand oscillates, such as g = sin(base), f(g) becomes a function of the int16 result of g. ``composed`` then
+    keeps f(g(base)): a later operator may combine f(g(base)) with another function h(base), and the combination is
+    again a function of ``base``.
 
     Args:
         node: the operator.
         record: its record.
         args: its arguments, lowered.
         kwargs: its keyword arguments, lowered.
-        to_int16_table: returns the int16 values of an oscillating function.
+        to_int16_tensor: emits a function as an int16 tensor.
         result_qparams: returns the quantization parameters of the result of ``node``; None if it is not quantized, or
             if its readers quantize it with different parameters.
 
@@ -173,20 +174,20 @@ def fuse_into_univariate(
     if function is None:
         return None, args
     if any(isinstance(x, Univariate) and (x.oscillates or x.composed) for x in args):
-        table_args = [to_int16_table(x) if isinstance(x, Univariate) and x.oscillates else x for x in args]
-        outer = _as_univariate(node, record, table_args, kwargs)
+        int16_args = [to_int16_tensor(x) if isinstance(x, Univariate) and x.oscillates else x for x in args]
+        outer = _as_univariate(node, record, int16_args, kwargs)
         if outer is not None:
             function = replace(outer, composed=function)
         elif (q := result_qparams()) is not None and not _needs_composition(function, args, q):
-            return None, [to_int16_table(x) if isinstance(x, Univariate) and not x.factor else x for x in args]
+            return None, [to_int16_tensor(x) if isinstance(x, Univariate) and not x.factor else x for x in args]
     return (None if function.is_discontinuous and result_qparams() is not None else function), args
 
 
 def _needs_composition(function: Univariate, args: list[Any], q: QParams) -> bool:
-    """Whether int16 tables of ``args`` are too coarse for ``function``, while ``factorize`` can represent its values.
+    """Whether int16 results of ``args`` are too coarse for ``function``, while ``factorize`` can represent its values.
 
-    For example, an int16 table of 1 / (abs(x) + 0.1) has a relative precision of 0.1% at x = 30. A quotient by this
-    table has the same relative error.
+    For example, the int16 result of 1 / (abs(x) + 0.1) has a relative precision of 0.1% at x = 30. A quotient by this
+    result has the same relative error.
     """
     assert function.base.q is not None
     base_q = function.base.q
@@ -196,7 +197,7 @@ def _needs_composition(function: Univariate, args: list[Any], q: QParams) -> boo
     def to_real(x: Any) -> Any:
         if isinstance(x, Univariate):
             x = x.composed or x
-            return x.evaluate(grid) if x.factor else torch.from_numpy(x.int16_table_values())
+            return x.evaluate(grid) if x.factor else torch.from_numpy(x.int16_tensor_values())
         if isinstance(x, Operand):
             return grid if x is function.base else torch.from_numpy(x.float_values.reshape(-1))
         return x

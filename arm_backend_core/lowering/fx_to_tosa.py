@@ -80,7 +80,7 @@ class Lowering:
         self.builder = builder(self.graph, target)
         self._graph_inputs: dict[Node, tuple[Value, Operand]] = {}  # node outside -> graph input, operand
         self._dequantized: dict[Value, list[Operand]] = {}
-        self._tables: dict[Univariate, Operand] = {}  # int16 tables of oscillating functions
+        self._int16_tensors: dict[Univariate, Operand] = {}  # int16 results of functions
         self._pending_origins: dict[Node, Counter[Origin]] = {}  # origins of functions not yet emitted
         self._intervals = IntervalAnalysis(self.constants)
         self.qparams = QParamsReader(self.constants)
@@ -259,7 +259,7 @@ class Lowering:
     def _lower_quantized(self, node: Node, record: Record, args: list[Any], kwargs: dict[str, Any]) -> Result:
         if node not in self.float_nodes:
             function, args = fuse_into_univariate(
-                node, record, args, kwargs, self._int16_table, lambda: self.qparams.read_result(node)
+                node, record, args, kwargs, self._int16_tensor_of, lambda: self.qparams.read_result(node)
             )
             if function is not None:
                 return function
@@ -281,10 +281,10 @@ class Lowering:
         rule = record.lower_integer
         return _wrap_results(rule(Context(self.builder, node, out), *args, **kwargs), out if is_float(node) else None)
 
-    def _int16_table(self, function: Univariate) -> Operand:
-        if function not in self._tables:
-            self._tables[function] = function.to_int16_table(self.builder)
-        return self._tables[function]
+    def _int16_tensor_of(self, function: Univariate) -> Operand:
+        if function not in self._int16_tensors:
+            self._int16_tensors[function] = function.to_int16_tensor(self.builder)
+        return self._int16_tensors[function]
 
     def _lower_in_float(
         self, node: Node, record: Record, args: list[Any], kwargs: dict[str, Any], reason: str
@@ -335,7 +335,7 @@ class Lowering:
         assert isinstance(source, Operand)
         if source.q is not None:
             return Operand(context.requantize(source, q))
-        # By PyTorch: its float32 product with 1 / scale decides the rounding near ties.
+        # PyTorch quantizes the constant, because its float32 product with 1 / scale decides the rounding near ties.
         if _as_node(node.args[0]) in self.constants:
             return Operand(self.builder.const(evaluate_node(node, self.constants.__getitem__).numpy(), q.dtype))
         if source.is_constant:

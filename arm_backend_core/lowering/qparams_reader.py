@@ -32,8 +32,8 @@ class QParamsReader:
         """Quantization parameters of a quantize or dequantize node.
 
         Raises:
-            Unsupported: per-channel parameters have a zero point, parameters are computed at run time, or TOSA lacks
-                the quantized type (uint8).
+            Unsupported: per-channel parameters have a zero point other than 0, parameters are computed at run time, or
+                TOSA lacks the quantized type (uint8).
         """
         if overload_of(node.target).name().split(".")[0].endswith("per_channel"):  # type: ignore[union-attr]
             _, scales, zero_points, axis, qmin, qmax, dtype = node.args[:7]

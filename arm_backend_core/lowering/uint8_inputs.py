@@ -20,7 +20,8 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 
-#: Parameters, after the subtraction, of a uint8 tensor that no dequantize node reads: it represents its integers.
+#: Parameters of the int8 tensor x - 128 if no dequantize node reads the uint8 tensor x. The int8 tensor then represents
+#: the integers of x.
 _UINT8_NUMBERS = QParams(1.0, -UINT8_OFFSET, DType.INT8, *DType.INT8.range)
 
 

@@ -192,7 +192,7 @@ def split_image(image: Value, row_count: int, column_count: int) -> list[list[Ar
 
 
 def count_recomputed_work(stage: PatchStage, grid: Sequence[Sequence[Area]]) -> int:
-    """Work (``Op.work``) of computing pixels more than once, because several patches need them (the halo)."""
+    """Additional work (``Op.work``), because pixels that several patches need (the halo) are computed repeatedly."""
     areas = [_areas_of_patch(stage, patch) for row in grid for patch in row]
     extra = 0
     for op in stage.ops:

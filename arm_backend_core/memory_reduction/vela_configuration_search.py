@@ -130,7 +130,9 @@ def find_program_that_fits(
 def compile_for_less_ram(
     fast: CompiledCandidate, small: CompiledCandidate, compile_program: Compile
 ) -> Iterator[CompiledCandidate]:
-    """Yield programs with arena limits, compiled on demand: near the RAM of ``small``, then half that of ``fast``.
+    """Yield programs with arena limits, compiled on demand.
+
+    The first limit is near the RAM of ``small``, the second is half the RAM of ``fast``.
 
     Args:
         fast: the performance program.

@@ -68,8 +68,8 @@ class Accumulator:
         """Requantize the accumulator to ``out``. Add ``residual_bias`` if it exceeds a quarter of the result's scale.
 
         Raises:
-            Unsupported: the conditions of the function ``requantize``. Also if the residual bias must be added, and a
-                sum or the bias exceeds 2**28 steps of a quarter of the result's scale.
+            Unsupported: the function ``requantize`` raises it; or the residual bias must be added, and a sum or the
+                bias exceeds 2**28 steps of a quarter of the result's scale.
         """
         assert self.scales is not None
         assert self.peaks is not None
@@ -82,7 +82,7 @@ class Accumulator:
         if scale > float(out.scale) / 4:
             raise Unsupported(
                 f"its bias does not fit {self.dtype.value} sums at a scale of {self.scales.min():.2g}, and its result "
-                f"has a scale of {float(out.scale):.2g}; calibrate with samples in which neither is constant"
+                f"has a scale of {float(out.scale):.2g}; calibrate with samples in which input and result vary"
             )
         sums = b.rescale(value, DType.INT32, np.where(self.peaks > 0, self.scales / scale, 0.0))
         bias = FixedPoint.const(b, np.rint(self.residual_bias / scale).astype(np.int64), DType.INT32, scale)

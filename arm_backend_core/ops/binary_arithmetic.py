@@ -281,7 +281,7 @@ def _prelu_by_channel(cx: Context, x: Operand, slopes: np.ndarray[Any, Any]) -> 
     """
     if slopes.max() > 1 > slopes.min():
         return _prelu_by_sign(cx, x, slopes)
-    straight, sloped = _int32_results(cx, _requantize_image(cx, x), scale_channels(cx, x, slopes))
+    straight, sloped = _results_to_int32(cx, _requantize_image(cx, x), scale_channels(cx, x, slopes))
     result = straight.maximum(sloped) if slopes.max() <= 1 else straight.minimum(sloped)
     return result.requantize(cx.q)
 
@@ -298,18 +298,21 @@ def _prelu_by_sign(cx: Context, x: Operand, slopes: np.ndarray[Any, Any]) -> Val
     else:
         low_part = replace(x, value=cx.b.clamp(x.value, x.q.qmin, x.q.zero_point))
         negative = scale_channels(cx, low_part, slopes)
-    left, right = _int32_results(cx, positive, negative)
+    left, right = _results_to_int32(cx, positive, negative)
     return (left + right).requantize(cx.q)
 
 
 def _requantize_image(cx: Context, x: Operand) -> Value:
-    """Convert x [N, C, ...] to the result's parameters. NPUs convolve int8 in half the cycles of a RESCALE."""
+    """Convert x [N, C, ...] to the result's quantization parameters.
+
+    On NPUs, a depthwise convolution converts x: on int8, it takes half the cycles of a RESCALE.
+    """
     if not cx.target.hardware.is_npu or cx.q.is_equivalent(x.q):
         return cx.requantize(x, cx.q)
     return scale_channels(cx, x, np.ones(x.shape[1]))
 
 
-def _int32_results(cx: Context, *values: Value) -> list[FixedPoint]:
+def _results_to_int32(cx: Context, *values: Value) -> list[FixedPoint]:
     """Convert values in the result's parameters to INT32 at the same scale. Vela fuses the RESCALEs."""
     return [FixedPoint.from_value(cx.b, value, cx.q).to_int32() for value in values]
 

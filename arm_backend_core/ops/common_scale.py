@@ -13,12 +13,14 @@ from arm_backend_core.qparams import QParams
 def to_common_scale(x: FixedPoint, y: FixedPoint, out: QParams | None = None) -> tuple[FixedPoint, FixedPoint]:
     """Convert the operands of an addition or a comparison to INT32 at one scale that is fine enough for the result.
 
-    Each operand could be shifted left by g guard bits, so that sums do not exceed 2**30: 19 for int8, 14 for int16. The
-    common scale is the larger one of (scale * 2**-g) of both operands. The operand that has it is shifted; the other
-    one is multiplied by a smaller factor. The rounding error is one step of the common scale at most. A comparison
-    shifts int8 by 21 bits, the most that RESCALE accepts. Two unequal numbers compare as equal if they differ by less
-    than the rounding error, for example one step of x and one step of y if the relative difference of their scales is
-    2**-22.
+    Each operand can be shifted left by g guard bits without sums above 2**30: g is 19 for int8 and 14 for int16. This
+    shift refines the operand's scale to scale * 2**-g. The common scale is the coarser of the two refined scales. The
+    operand whose refined scale is the common scale is shifted by g bits. The other operand is multiplied by a factor
+    below 2**g. The rounding error is at most one step of the common scale.
+
+    For a comparison, int8 is shifted by 21 bits, the most that RESCALE accepts. Two numbers compare as equal if they
+    differ by less than the rounding error. An example is one step of x and one step of y, if the relative difference of
+    the scales is 2**-22.
 
     Args:
         x: the first operand.

@@ -25,8 +25,8 @@ aten = torch.ops.aten
 def _cast_to_comparable(cx: Context, *operands: Operand | float) -> list[Value]:
     """Cast plain operands to one element type that the target can compare.
 
-    It is the floating-point type if an operand has one. For two floating-point types it is PyTorch's result type, in
-    which a scalar tensor takes the type of the other operand.
+    If one operand is floating point, the element type is that of this operand. If the operands have two floating-point
+    types, PyTorch's type promotion decides: a scalar tensor takes the type of the other operand.
     """
     values = [x.value for x in operands if isinstance(x, Operand)]
     floats = {value.dtype for value in values if value.dtype.is_float}

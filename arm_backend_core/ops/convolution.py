@@ -12,8 +12,8 @@ import torch
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.accumulator import Accumulator
-from arm_backend_core.ops.image_layout import is_image, to_height_width, to_nchw, to_nhwc, to_nhwc_image
-from arm_backend_core.ops.indexing import gather_constant
+from arm_backend_core.ops.image_layout import is_stored_as_nhwc, to_height_width, to_nchw, to_nhwc, to_nhwc_image
+from arm_backend_core.ops.indexing import gather_constant_indices
 from arm_backend_core.ops.operands import Context, Operand
 from arm_backend_core.ops.registry import AnnotationKind, op
 from arm_backend_core.tosa.graph import Value
@@ -68,7 +68,7 @@ def conv_with_padding_mode(
     dilation: Sequence[int] = (1,),
     groups: int = 1,
 ) -> Value:
-    """Convolution with padding="valid" or "same". An odd total of "same" pads one more at the end, as in PyTorch."""
+    """Convolution with padding="valid" or "same". If the total padding is odd, the end gets one more, as in PyTorch."""
     spatial = weight.rank - 2
     dilations = to_height_width(dilation, spatial, 1)
     kernel = to_height_width(weight.shape[2:], spatial, 1)
@@ -116,7 +116,10 @@ def _convolve_3d(
 def _depth_slices(
     cx: Context, x: Operand, weight: Operand, stride: int, pad: int, kernel_offsets: Sequence[int]
 ) -> list[Value]:
-    """For each plane of the kernel, gather the planes of x that it multiplies: [N * OD, H, W, C], one per output plane.
+    """For each plane of the kernel, gather the planes of x that this kernel plane multiplies.
+
+    Returns:
+        For each plane of the kernel, [N * OD, H, W, C]: the input plane of each output plane.
 
     Args:
         kernel_offsets: for each plane of the kernel, its distance from the first one in planes of x.
@@ -244,14 +247,14 @@ def _dilate_kernel(kernels: np.ndarray[Any, Any], dilations: tuple[int, int], we
 
 
 for _record in (conv, conv_with_padding_mode, convolution, conv_transpose):
-    _record.integer_rule(_record.lower)  # one rule for both; it checks whether operands are quantized
+    _record.integer_rule(_record.lower)  # the same rule lowers floats; it checks whether operands are quantized
 
 
 def _convolve(cx: Context, x: Operand, weight: Operand, bias: Operand | None, geometry: _Geometry) -> Value:
     if weight.q is None and x.q is not None:
         raise Unsupported("its input is quantized but its weight is not")
-    if (bands := _find_sub_bands(cx, x.value, weight, geometry)) is not None:
-        return _convolve_sub_bands(cx, x, weight, bias, bands)
+    if (banded_image := _find_sub_band_image(cx, x.value, weight, geometry)) is not None:
+        return _convolve_sub_bands(cx, x, weight, bias, banded_image)
     image = to_nhwc_image(cx.b, x.value, weight.rank)
     kernel = _require_constant(weight)
     kernel = kernel.reshape(*kernel.shape[:2], -1, kernel.shape[-1])
@@ -259,16 +262,17 @@ def _convolve(cx: Context, x: Operand, weight: Operand, bias: Operand | None, ge
     return cx.b.reshape(to_nchw(cx.b, result), cx.shape)
 
 
-def _find_sub_bands(cx: Context, x: Value, weight: Operand, geometry: _Geometry) -> Value | None:
-    """Find the image [N, C, H, W] of which the operand [N, C * bands, H / bands, W] of a 1x1 depthwise is a view.
+def _find_sub_band_image(cx: Context, x: Value, weight: Operand, geometry: _Geometry) -> Value | None:
+    """Find the image [N, C, H, W] that a 1x1 depthwise convolution reads as a view [N, C * bands, H / bands, W].
 
-    Sub-spectral norm (BC-ResNet) is a batch norm on such a view, and becomes such a convolution.
+    Sub-spectral norm (BC-ResNet) is a batch norm on such a view, and becomes such a convolution. None if there is no
+    such image, or if a depthwise convolution of the image would exceed the size that the hardware supports.
     """
     reshape = x.producer
     if reshape is None or reshape.kind != "RESHAPE" or weight.shape != (x.shape[1], 1, 1, 1) or x.rank != 4:
         return None
     image, default = reshape.inputs[0], _Geometry((1, 1), (0, 0, 0, 0), (1, 1), x.shape[1])
-    if image.rank != 4 or geometry != default or not is_image(image):
+    if image.rank != 4 or geometry != default or not is_stored_as_nhwc(image):
         return None
     n, channels, height, width = image.shape
     bands = x.shape[1] // channels
@@ -281,9 +285,9 @@ def _convolve_sub_bands(cx: Context, x: Operand, weight: Operand, bias: Operand 
     """Scale each band of rows of an image by its own depthwise 1x1 convolution.
 
     Channel c * bands + i of ``x`` has the rows of band i of channel c. Rows are contiguous in [N, H, W, C], so slicing
-    and concatenating them costs nothing, while the view would need a TRANSPOSE before and after it. With means of rows
-    in the same layout, BC-ResNet-1 takes 895,316 instead of 1,598,484 cycles on U55-128, and 307,035 instead of
-    944,027 on U85-256 (Vela 5.2).
+    and concatenating them costs nothing, while the view would need a TRANSPOSE before and after it. If the means of
+    rows keep the layout, too (``spatial_mean``), BC-ResNet-1 takes 895,316 instead of 1,598,484 cycles on U55-128, and
+    307,035 instead of 944,027 on U85-256 (Vela 5.2).
     """
     kernel, rows = _require_constant(weight), x.shape[2]
     bands, channels = image.shape[2] // rows, image.shape[1]
@@ -337,17 +341,17 @@ def _convolve_groups(
 def _depthwise_conv(
     cx: Context, sums: Accumulator, operands: tuple[Value, Value, Value], *, stride: tuple[int, int], **attrs: Any
 ) -> Value:
-    """Depthwise convolution. The largest supported divisor replaces an unsupported stride; the results are subsampled.
+    """Depthwise convolution. An unsupported stride becomes its largest supported divisor, and the result is subsampled.
 
-    On U85, Vela splits an unsupported stride: 7x7 with stride 4 on 56x56x96 takes 1,434,111 cycles, and 136,242 with
-    stride 2.
+    On U85, Vela splits a convolution with an unsupported stride, which is slow: 7x7 on 56x56x96 takes 1,434,111 cycles
+    with stride 4, and 136,242 with stride 2.
     """
     hardware = cx.target.hardware
     largest_stride = hardware.max_stride if hardware.is_npu else max(stride)
     supported_stride = tuple(max(step for step in range(1, largest_stride + 1) if full % step == 0) for full in stride)
     value = cx.requantize_sums(cx.b.depthwise_conv2d(*operands, stride=supported_stride, **attrs), sums)
     for axis, (full, step) in enumerate(zip(stride, supported_stride, strict=True), 1):
-        value = gather_constant(cx.b, value, axis, range(0, value.shape[axis], full // step))
+        value = gather_constant_indices(cx.b, value, axis, range(0, value.shape[axis], full // step))
     return value
 
 

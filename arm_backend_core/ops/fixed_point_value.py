@@ -112,7 +112,7 @@ class FixedPoint:
         return replace(self, scale=scale)
 
     def sub_zero_point(self, zero_point: int) -> FixedPoint:
-        """Subtract ``zero_point`` from the integers; emits nothing: the RESCALE that reads the value subtracts it."""
+        """Subtract ``zero_point`` from the integers. Emits nothing: the RESCALE that reads the value subtracts it."""
         low, high = self.low - zero_point, self.high - zero_point
         return replace(self, low=low, high=high, zero_point=self.zero_point + zero_point)
 

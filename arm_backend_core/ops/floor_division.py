@@ -31,7 +31,7 @@ _INVERSE_QUOTIENT_LIMIT = 2.0**-40
 
 
 def _floor_divide_with_remainder(
-    cx: Context, x: Operand | float, y: Operand | float, *, float32_quotient: bool = False
+    cx: Context, x: Operand | float, y: Operand | float, *, round_quotient_to_float32: bool = False
 ) -> tuple[Value, Value]:
     """Return floor(x / y) and the remainder, which has the sign of y.
 
@@ -43,14 +43,16 @@ def _floor_divide_with_remainder(
         cx: the context.
         x: the dividend.
         y: the divisor.
-        float32_quotient: whether x / y counts as an integer if its float32 value is an integer.
+        round_quotient_to_float32: if True, x / y is rounded to float32 before the floor, as in PyTorch's ``div`` with
+            rounding_mode="trunc". The remainder is 0 if the rounded quotient is an integer. If False, the exact
+            quotient is floored. Only for floating point.
     """
     b, dividend, divisor = cx.b, cx.to_value(x, cx.dtype), cx.to_value(y, cx.dtype)
     if cx.dtype.is_float:
         left, right = FloatExpr(b, dividend), FloatExpr(b, divisor)
         nearest = (left / right + 0.5).unary("FLOOR")
         nearest_rem = _exact_remainder(left, right, nearest)
-        if float32_quotient:
+        if round_quotient_to_float32:
             nearest_rem = (nearest + nearest_rem / right).equal(nearest).where(0.0, nearest_rem)
         else:  # PyTorch computes (x - remainder) / y, which is NaN for infinite x
             nearest = right.equal(0.0).where(nearest, nearest + left * 0.0)
@@ -167,7 +169,7 @@ def div_mode(cx: Context, x: Operand | float, y: Operand | float, *, rounding_mo
         return cast(Value, div.lower(cx, x, y))
     if rounding_mode == "floor":
         return cast(Value, floor_divide.lower(cx, x, y))
-    quotient, rem = _floor_divide_with_remainder(cx, x, y, float32_quotient=True)
+    quotient, rem = _floor_divide_with_remainder(cx, x, y, round_quotient_to_float32=True)
     return _restore_zero_sign(cx, x, y, cx.b.add(quotient, _has_opposite_sign(cx, rem, cx.to_value(x, cx.dtype))))
 
 
@@ -178,8 +180,8 @@ def _integer_rule(record: Record, *, returns_remainder: bool = False) -> Rule:
         """Apply ``record`` to INT32 operands whose quotient equals x / y. Constants use ``divide_by_constant``.
 
         x is rescaled to the scale of y. Both operands are multiplied by the largest power of two, at most 2**22, at
-        which both stay within ``RESCALE_SAFE_LIMIT``. x / 0 saturates. Its remainder, NaN in floating point, is that of
-        a division by one step of y.
+        which both stay within ``RESCALE_SAFE_LIMIT``. x / 0 saturates. x % 0, which is NaN in floating point, is
+        computed as the remainder of x by one quantization step of y.
         """
         if mode.get("rounding_mode", "floor") is None:
             assert div.lower_integer is not None

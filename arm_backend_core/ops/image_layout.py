@@ -25,8 +25,8 @@ def to_nchw(b: Builder, x: Value) -> Value:
     return b.transpose(x, _NHWC_TO_NCHW)
 
 
-def is_image(x: Value) -> bool:
-    """Whether ``x`` [N, C, H, W] follows from a convolution, pooling or resize, so that it is stored as [N, H, W, C].
+def is_stored_as_nhwc(x: Value) -> bool:
+    """Whether ``x`` [N, C, H, W] is stored as [N, H, W, C], because a convolution, pooling or resize computes it.
 
     Elementwise operators, concatenations, slices and padding may be between this operator and ``x``.
     """

@@ -18,13 +18,15 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value, prod
 
 aten = torch.ops.aten
-#: Limits of a gather by one-hot convolution, for constant int8 and int16 tables on targets without GATHER: the rows of
-#: the table, and the multiplications (indices times elements of the table). For 16 of 1000 rows of 64 elements, about
-#: half the second limit, Vela estimates 88,748 cycles on U55-128 (1,641,804 as MATMUL). Beyond the limits, the CPU
-#: gathers: 32 of 1000 rows of 128 elements in tiny BERT would cost 442,616 cycles, a third of the model.
+#: Limits of a gather by one-hot convolution, for constant int8 and int16 tables on targets without GATHER: maximum
+#: number of rows of the table, and maximum number of multiplications (indices times elements of the table). Example: 16
+#: indices into a table of 1000 x 64 elements take 1,024,000 multiplications. Vela estimates 88,748 cycles for this
+#: convolution on U55-128, and 1,641,804 for a MATMUL. Beyond the limits, the CPU gathers: in tiny BERT, 32 indices into
+#: a table of 1000 x 128 elements would take 442,616 cycles, a third of the model.
 _MAX_ONE_HOT_ROWS, _MAX_ONE_HOT_PRODUCTS = 1024, 1 << 21
-#: Limit of a gather by one-hot rows for all other tables, for example computed at run time: indices times bytes of the
-#: table (int8 by MATMUL, others as int32). The int32 products are stored in memory.
+#: Limit of a gather by one-hot rows for all other tables, for example tables that are computed at run time: number of
+#: indices times bytes of the table. int8 tables are multiplied by MATMUL. Other tables are converted to int32, and the
+#: elementwise products are stored in memory.
 _MAX_ONE_HOT_BYTES = 1 << 16
 _ONE_HOT_ZERO_POINT = -128  #: int8 that represents 0 in a one-hot matrix, so that all smaller numbers saturate to it
 _MAX_UNROLLED_ROWS = 64  #: number of rows with different indices: each row is sliced, gathered and concatenated
@@ -32,7 +34,7 @@ _MAX_CHEAP_SLICES = 8  #: up to this many slices are assumed to be cheaper than 
 _MAX_SLICES = 1024  #: RAFT would take 12,544 slices: the CPU is faster, and Vela takes minutes
 
 
-def gather_constant(b: Builder, x: Value, axis: int, indices: Sequence[int]) -> Value:
+def gather_constant_indices(b: Builder, x: Value, axis: int, indices: Sequence[int]) -> Value:
     """x[indices] along one axis for constant indices: by repetition, slices of runs, a strided slice or GATHER.
 
     Raises:
@@ -70,7 +72,8 @@ def strided_slice(b: Builder, x: Value, axis: int, indices: range) -> Value:
     if indices.step == 1:
         return b.narrow(x, axis, indices.start, count)
     excess = max(indices.start + count * indices.step - x.shape[axis], 0)
-    # The groups start `offset` before the first element, so that less of the last group lies beyond the axis.
+    # If the last group would exceed the axis, all groups start `offset` elements earlier, which needs less padding. The
+    # slice then takes element `offset` of each group.
     offset = min(indices.start, excess)
     padded = b.pad(x, [(0, excess - offset if i == axis else 0) for i in range(x.rank)], 0)
     span = b.narrow(padded, axis, indices.start - offset, count * indices.step)
@@ -180,7 +183,7 @@ def index(cx: Context, x: Operand, indices: Sequence[Operand | None]) -> Value:
         pairs = zip(index_values, sizes, strict=True)
         arrays = np.broadcast_arrays(*(np.asarray(index.data) % size for index, size in pairs))
         flat = np.ravel_multi_index(arrays, sizes).reshape(-1)
-        return cx.b.reshape(gather_constant(cx.b, value, first, flat.tolist()), cx.shape)
+        return cx.b.reshape(gather_constant_indices(cx.b, value, first, flat.tolist()), cx.shape)
     combined = _wrap_negative_indices(cx, index_values[0], sizes[0])
     for index_value, size in zip(index_values[1:], sizes[1:], strict=True):
         combined = cx.b.mul(combined, cx.b.const(np.full((), size), DType.INT32))
@@ -188,7 +191,7 @@ def index(cx: Context, x: Operand, indices: Sequence[Operand | None]) -> Value:
     return cx.b.reshape(_gather_along_axis(cx, value, first, combined), cx.shape)
 
 
-def _gather_constant_per_row(b: Builder, x: Value, axis: int, indices: np.ndarray[Any, Any]) -> Value:
+def _gather_constant_indices_per_row(b: Builder, x: Value, axis: int, indices: np.ndarray[Any, Any]) -> Value:
     """torch.gather along one axis for constant indices. Descending indices read the reversed axis."""
     for other, size in enumerate(indices.shape):
         rows = [indices.take([i], other) for i in range(size)]
@@ -197,12 +200,16 @@ def _gather_constant_per_row(b: Builder, x: Value, axis: int, indices: np.ndarra
                 limit = f"at most {_MAX_UNROLLED_ROWS} without GATHER"
                 raise Unsupported(f"gather with different indices in each of {size} rows ({limit})")
             return b.concat(
-                [_gather_constant_per_row(b, b.narrow(x, other, i, 1), axis, row) for i, row in enumerate(rows)], other
+                [
+                    _gather_constant_indices_per_row(b, b.narrow(x, other, i, 1), axis, row)
+                    for i, row in enumerate(rows)
+                ],
+                other,
             )
     row_indices = np.moveaxis(indices, axis, -1).reshape(-1, indices.shape[axis])[0]
     if row_indices[0] > row_indices[-1]:
         x, row_indices = b.reverse(x, axis), x.shape[axis] - 1 - row_indices
-    return gather_constant(b, x, axis, row_indices.tolist())
+    return gather_constant_indices(b, x, axis, row_indices.tolist())
 
 
 @op(aten.gather.default, kind=AnnotationKind.SHARED, is_gather=True)
@@ -221,7 +228,9 @@ def gather(cx: Context, x: Operand, dim: int, indices: Operand, *, sparse_grad: 
     if cropped.data is not None and cropped.size and cropped.data.min() == cropped.data.max():  # all elements are equal
         return cx.b.const(np.full(cx.shape, cropped.data.flat[0]), cropped.dtype)
     if index_value.data is not None and "GATHER" in cx.target.hardware.unsupported:
-        return cx.b.reshape(_gather_constant_per_row(cx.b, cropped, axis, np.asarray(index_value.data)), cx.shape)
+        return cx.b.reshape(
+            _gather_constant_indices_per_row(cx.b, cropped, axis, np.asarray(index_value.data)), cx.shape
+        )
     order = [*(i for i in range(x.rank) if i != axis), axis]
     axis_last = [cx.b.transpose(value, order) for value in (cropped, cx.b.cast(index_value, DType.INT32))]
     values, row_indices = (cx.b.reshape(value, (value.size // value.shape[-1], value.shape[-1])) for value in axis_last)

@@ -14,7 +14,7 @@ import torch
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import is_random
 from arm_backend_core.ops import intervals
-from arm_backend_core.ops.indexing import gather_constant, strided_slice
+from arm_backend_core.ops.indexing import gather_constant_indices, strided_slice
 from arm_backend_core.ops.operands import Context, Operand
 from arm_backend_core.ops.registry import AnnotationKind, op
 from arm_backend_core.tosa.graph import Value
@@ -151,7 +151,7 @@ def roll(cx: Context, x: Operand, shifts: Sequence[int], dims: Sequence[int] = (
     value = x.value if dims else cx.b.reshape(x.value, (x.value.size,))
     for shift, dim in zip(shifts, dims or (0,), strict=True):
         axis = _normalize_axis(cx, dim, value.rank)
-        value = gather_constant(cx.b, value, axis, torch.arange(value.shape[axis]).roll(shift).tolist())
+        value = gather_constant_indices(cx.b, value, axis, torch.arange(value.shape[axis]).roll(shift).tolist())
     return cx.b.reshape(value, cx.shape)
 
 
@@ -213,7 +213,7 @@ def pad(cx: Context, x: Operand, pad: Sequence[int], mode: str = "constant", val
         axis = x.rank - 1 - i
         size, (before, after) = x.shape[axis], pad[2 * i : 2 * i + 2]
         uncropped = range(size)[max(-before, 0) : size - max(-after, 0)]
-        result = gather_constant(
+        result = gather_constant_indices(
             cx.b, result, axis, [_PADDING_INDEX[mode](j, size, uncropped) for j in range(-before, size + after)]
         )
     return result

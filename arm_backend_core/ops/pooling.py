@@ -13,7 +13,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import is_only_user_of_operand
 from arm_backend_core.ops.image_layout import to_height_width, to_nchw, to_nhwc_image
-from arm_backend_core.ops.indexing import gather_constant
+from arm_backend_core.ops.indexing import gather_constant_indices
 from arm_backend_core.ops.operands import Context, Operand
 from arm_backend_core.ops.reduction import reduce_mean
 from arm_backend_core.ops.registry import AnnotationKind, op
@@ -117,8 +117,8 @@ def _dilated_max_pool(cx: Context, image: Value, window: _PoolingWindow, dilatio
         b.transpose(pooled_grid, (0, 3, 1, 4, 2, 5)), (n, pooled_phases.shape[1] * dy, pooled_phases.shape[2] * dx, c)
     )
     valid_size = (top + h + bottom - dy * (window.kernel[0] - 1), left + w + right - dx * (window.kernel[1] - 1))
-    image = gather_constant(b, image, 1, range(0, valid_size[0], window.stride[0]))
-    return gather_constant(b, image, 2, range(0, valid_size[1], window.stride[1]))
+    image = gather_constant_indices(b, image, 1, range(0, valid_size[0], window.stride[0]))
+    return gather_constant_indices(b, image, 2, range(0, valid_size[1], window.stride[1]))
 
 
 @op(aten.avg_pool2d.default, aten.avg_pool1d.default, kind=AnnotationKind.SHARED, is_average=True, error_bound=2.0**-14)

@@ -19,7 +19,7 @@ import torch
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.ops.image_layout import to_nchw, to_nhwc
-from arm_backend_core.ops.indexing import gather_constant
+from arm_backend_core.ops.indexing import gather_constant_indices
 from arm_backend_core.ops.operands import Context, Operand
 from arm_backend_core.ops.registry import AnnotationKind, op
 from arm_backend_core.tosa.graph import Value, prod
@@ -135,7 +135,9 @@ def _resize_nearest(cx: Context, x: Operand, factors: Sequence[float | None], sh
     )
     if is_exact and _resize_refusal(cx, image, image.dtype, samplings, "NEAREST") is None:
         return to_nchw(cx.b, _resize(cx, image, samplings, "NEAREST"))
-    return to_nchw(cx.b, gather_constant(cx.b, gather_constant(cx.b, image, 1, indices[0]), 2, indices[1]))
+    return to_nchw(
+        cx.b, gather_constant_indices(cx.b, gather_constant_indices(cx.b, image, 1, indices[0]), 2, indices[1])
+    )
 
 
 def _split_scale_factors(values: Sequence[float] | None) -> tuple[float | None, float | None]:

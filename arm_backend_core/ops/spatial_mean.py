@@ -23,7 +23,7 @@ import numpy as np
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.ops.fixed_point_value import FixedPoint, requantize
-from arm_backend_core.ops.image_layout import is_image, to_nchw, to_nhwc
+from arm_backend_core.ops.image_layout import is_stored_as_nhwc, to_nchw, to_nhwc
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value, prod
@@ -86,7 +86,7 @@ def _is_image_row_or_column(b: Builder, x: Value, axes: Sequence[int]) -> bool:
     """
     if x.rank != 4 or len(axes) != 1 or axes[0] < 2 or x.shape[axes[0]] > b.target.hardware.max_kernel:
         return False
-    return is_image(x)
+    return is_stored_as_nhwc(x)
 
 
 def window_means(

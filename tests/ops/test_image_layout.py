@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from arm_backend_core.dtype import DType
-from arm_backend_core.ops.image_layout import is_image, to_nchw, to_nhwc
+from arm_backend_core.ops.image_layout import is_stored_as_nhwc, to_nchw, to_nhwc
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph
 from arm_backend_core.tosa.legalize import LegalizingBuilder
@@ -60,8 +60,8 @@ def test_is_image() -> None:
     plain = b.graph.add_input((1, 6, 20, 9), DType.INT8, "plain")
     image = to_nchw(b, b.max_pool2d(to_nhwc(b, plain), (3, 3), (1, 1), (1, 1, 1, 1)))
     view = b.reshape(image, (1, 30, 4, 9))
-    assert not is_image(plain)
-    assert is_image(image)
-    assert not is_image(view)
-    assert is_image(b.narrow(image, 1, 0, 3))
-    assert is_image(b.reshape(view, image.shape))
+    assert not is_stored_as_nhwc(plain)
+    assert is_stored_as_nhwc(image)
+    assert not is_stored_as_nhwc(view)
+    assert is_stored_as_nhwc(b.narrow(image, 1, 0, 3))
+    assert is_stored_as_nhwc(b.reshape(view, image.shape))

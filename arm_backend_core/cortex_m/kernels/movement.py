@@ -9,7 +9,7 @@ import numpy as np
 from arm_backend_core.cortex_m.kernels.registry import Array, Shape, kernel
 from arm_backend_core.targets.cortex_m import Isa
 
-#: Rank up to which both kernels work.
+#: Maximum rank of the input of both kernels.
 MAX_RANK = 4
 
 #: Order of the axes (N, C, H, W) in channels_last memory format.
@@ -17,16 +17,16 @@ CHANNELS_LAST = (0, 2, 3, 1)
 
 
 def find_transpose_limitation(isa: Isa, shape: Shape, permutation: Sequence[int]) -> str | None:
-    """Why ``arm_transpose_s8`` fails or gives another result; None if it does not.
+    """Why ``arm_transpose_s8`` fails or gives a wrong result; None if the result is right.
 
-    It transposes a tensor of rank 2 even if the permutation is the identity. With MVE, it also swaps the last two axes
-    of a tensor of rank 4 whose first two axes stay in place, even if the permutation is the identity. In both cases,
-    the code counts rows and columns in 16 bits; with MVE, the offset of the eighth element of a column must fit 16
-    bits, too.
+    The kernel swaps the last two axes of each tensor of rank 2, even if the permutation is the identity. With MVE, the
+    kernel also swaps the last two axes of each tensor of rank 4 whose first two axes stay in place, even if the
+    permutation is the identity. The code that swaps two axes counts rows and columns in 16 bits. With MVE, the offset
+    of the eighth element of a column must fit 16 bits, too.
     """
     order = tuple(permutation)
     if not 1 <= len(shape) <= MAX_RANK or sorted(order) != list(range(len(shape))):
-        return f"{order} is not a permutation of the axes of {tuple(shape)}, of which there are 1 to {MAX_RANK}"
+        return f"{order} is not a permutation of the axes of {tuple(shape)}, or the rank is not 1 to {MAX_RANK}"
     swaps_last = len(shape) == 2 or (isa is Isa.MVE and len(shape) == 4 and order[:2] == (0, 1))
     if not swaps_last:
         return None
@@ -47,18 +47,18 @@ def find_transpose_limitation(isa: Isa, shape: Shape, permutation: Sequence[int]
 def transpose(x: Array, permutation: Sequence[int]) -> Array:
     """Permute the axes of an int8 tensor of rank 1 to 4 with contiguous memory format (``arm_transpose_s8``).
 
-    The result has contiguous memory format, too. ExecuTorch's kernel checks neither. Axes are not negative.
-    ``find_transpose_limitation`` has the permutations and sizes for which CMSIS-NN fails, by instruction set.
+    The result has contiguous memory format, too. ExecuTorch's kernel does not check the memory formats. Axes must not
+    be negative. ``find_transpose_limitation`` tells for which permutations and sizes CMSIS-NN's kernel fails.
     """
     return np.ascontiguousarray(x.transpose(tuple(permutation)))
 
 
 def is_padded_as_channels_last(shape: Shape, *, channels_last: bool = False) -> bool:
-    """Whether ``pad`` takes the amounts in the order (N, H, W, C) for a tensor of ``shape``, not in that of its axes.
+    """Whether ``pad`` reads the amounts for a tensor of ``shape`` in the order (N, H, W, C) instead of (N, C, H, W).
 
-    It does so for tensors of rank 4 with channels_last memory format, and for those whose elements are in that order,
-    whatever their memory format: one channel, or height and width 1. Their results must have channels_last memory
-    format.
+    This is the case for tensors of rank 4 with channels_last memory format. It is also the case for tensors of rank 4
+    with one channel, or with height and width 1: their elements have the same order in both memory formats. The result
+    of ``pad`` must then have channels_last memory format.
 
     Args:
         shape: shape of the input.
@@ -91,7 +91,7 @@ def _pad_widths(
 def padded_shape(
     shape: Shape, before: Sequence[int], after: Sequence[int], value: int = 0, *, channels_last: bool = False
 ) -> Shape:
-    """Shape of the result of ``pad``; ``channels_last`` is that of ``is_padded_as_channels_last``."""
+    """Shape of the result of ``pad``. ``channels_last``: the input has channels_last memory format."""
     widths = _pad_widths(shape, before, after, channels_last)
     return tuple(size + low + high for size, (low, high) in zip(shape, widths, strict=True))
 
@@ -101,10 +101,10 @@ def pad(x: Array, before: Sequence[int], after: Sequence[int], value: int) -> Ar
     """Pad an int8 tensor of rank 1 to 4 with a constant (``arm_pad_s8``).
 
     Args:
-        x: int8. An array whose strides are not contiguous has channels_last memory format.
+        x: int8. An array that is not C-contiguous is taken to have channels_last memory format.
         before: four amounts, not negative, for the axes in the order in memory (``is_padded_as_channels_last``). For a
-            tensor of lower rank, the first ones are 0.
-        after: likewise.
+            tensor of lower rank, the first amounts are 0.
+        after: four amounts in the same order.
         value: int8, usually the zero point.
 
     Raises:

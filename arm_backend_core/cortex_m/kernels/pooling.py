@@ -3,7 +3,7 @@
 Each kernel has two operators. The one without suffix takes (N, C, H, W) in channels_last memory format. The one with
 the suffix ``_nhwc`` takes (N, H, W, C) in contiguous memory format. Both have the elements in the same order in memory.
 
-Padding is symmetric and less than the kernel size. Padded elements never count: neither in a maximum nor in an average
+Padding is symmetric and less than the kernel size. Maxima and averages exclude padded elements
 (``count_include_pad=False`` in PyTorch).
 """
 
@@ -37,7 +37,7 @@ def pooled_size(size: int, kernel_size: int, stride: int, padding: int, ceil_mod
         ValueError: there is no window, a window may have only padding, or padding or stride are out of range.
     """
     if not (0 <= padding < kernel_size <= size + 2 * padding and stride >= 1):
-        raise ValueError(f"no windows of {kernel_size} in {size} elements with padding {padding}, stride {stride}")
+        raise ValueError(f"invalid windows: kernel {kernel_size}, {size} elements, padding {padding}, stride {stride}")
     span = size + 2 * padding - kernel_size
     windows = (span + (stride - 1 if ceil_mode else 0)) // stride + 1
     return windows - 1 if ceil_mode and (windows - 1) * stride >= size + padding else windows
@@ -65,7 +65,10 @@ def _to_nchw(shape: Shape) -> tuple[int, ...]:
 def _taps(
     x: Array, kernel_size: Sequence[int], stride: Sequence[int], padding: Sequence[int], shape: Shape, fill: int
 ) -> Iterator[Array]:
-    """For each position in the kernel, the elements of all windows there; ``fill`` for those outside of ``x``."""
+    """Yield, for each position in a window, the elements of all windows at this position.
+
+    Elements outside of ``x`` are ``fill``.
+    """
     after = [
         max((count - 1) * step + window - size - before, 0)
         for count, step, window, size, before in zip(
@@ -134,7 +137,7 @@ def _register_average(suffix: str, to_nhwc: Callable[..., Any], from_nhwc: Calla
         shift: int,
         scratch: Array | None = None,
     ) -> Array:
-        """Average of each window of an int8 tensor, whose quantization the result has (``arm_avgpool_s8``).
+        """Average of each window of an int8 tensor (``arm_avgpool_s8``). The result has the input's quantization.
 
         The sum of the integers is divided by the number of elements of the window that are not padding. The quotient is
         rounded to nearest, with ties away from the integer 0 (not from the zero point). The kernel ignores
@@ -176,8 +179,8 @@ def _register_maximum(suffix: str, to_nhwc: Callable[..., Any], from_nhwc: Calla
     ) -> Array:
         """Maximum of each window of an int8 tensor, clamped to the activation limits (``arm_max_pool_s8``).
 
-        Input and result have one quantization: the zero points must be equal, and change nothing. ``dilation`` must be
-        [1, 1] and ``ceil_mode`` false.
+        Input and result have the same quantization: the zero points must be equal, and have no effect. ``dilation``
+        must be [1, 1] and ``ceil_mode`` false.
         """
         result = _maximum(x.transpose(to_nhwc(range(4))), kernel_size, stride, padding)
         return clamp_to_int8(result, activation_min, activation_max).transpose(from_nhwc(range(4)))

@@ -10,7 +10,7 @@ from arm_backend_core.cortex_m.kernels.registry import Array, kernel
 
 _ARGUMENTS = "Tensor input, float scale, int zero_point, int quant_min, int quant_max, ScalarType dtype"
 
-#: Number of ExecuTorch's and PyTorch's ScalarType -> type of integers.
+#: Value of the enumeration ScalarType (equal in ExecuTorch and PyTorch) -> NumPy type.
 _SCALAR_TYPES: dict[int, Any] = {1: np.int8, 2: np.int16}
 
 
@@ -18,10 +18,9 @@ _SCALAR_TYPES: dict[int, Any] = {1: np.int8, 2: np.int16}
 def quantize_per_tensor(x: Array, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: int) -> Array:
     """Quantize float32 to int8 or int16 as PyTorch does, for any shape and memory format.
 
-    NaN becomes the integer 0.
+    The result is round(x * float32(1 / scale)) + zero_point, with ties to even, saturated. NaN becomes the integer 0.
 
-    round(x * float32(1 / scale)) + zero_point, ties to even, saturated. ExecuTorch's kernel differs in these cases.
-    This function emulates none of them:
+    ExecuTorch's kernel differs in the following cases, which this function does not emulate:
 
     - With MVE instructions (blocks of 16 int8 or 8 int16 elements), the product is not rounded to float32 first. A
       number near the middle between two integers may be rounded to the other one.
@@ -29,7 +28,7 @@ def quantize_per_tensor(x: Array, scale: float, zero_point: int, quant_min: int,
       -128. All results are wrong from 2^22 on.
     - Without MVE instructions, the zero point is added before saturation, and the sum may wrap where the product
       exceeds int32.
-    - The reciprocal is computed from float32(scale), which changes its last bit for some scales.
+    - The reciprocal is computed from float32(scale). For some scales, its last bit differs.
 
     Args:
         x: float32.

@@ -31,7 +31,7 @@ class Kernel:
     Attributes:
         name: name of the operator, without its namespace.
         arguments: arguments of the functional overload, in the syntax of ATen schemas. Firmware looks the kernel up by
-            the ``out`` overload, which has the keyword argument ``out`` besides.
+            the ``out`` overload, which also has the keyword argument ``out``.
         compute: the kernel's arithmetic, bit-equal to the kernel except where its docstring says otherwise. Tensor
             arguments are NumPy arrays (None if optional and absent), scratch tensors are ignored. Returns the result.
         result_shape: the result's shape. Takes the arguments of ``compute`` with shapes in the place of tensors.

@@ -1,6 +1,6 @@
 """Softmax of int8 tensors in fixed point.
 
-The exponential is that of gemmlowp: a number is split into a multiple of 1/4, whose exponential is a product of
+The exponential is computed as in gemmlowp: a number is split into a multiple of 1/4, whose exponential is a product of
 constants, and a remainder, whose exponential is a polynomial of degree 4. Three steps of Newton's method compute the
 reciprocal of the sum. Numbers with n integer bits, "Qn", are int32 in units of 2^(n - 31).
 """
@@ -32,9 +32,10 @@ SUM_INTEGER_BITS = 12
 MAX_ROW = (1 << SUM_INTEGER_BITS) - 1
 
 #: Rows of more elements can have a sum of exponentials of 512 or more, for which CMSIS-NN shifts by 32 bits or more.
-#: The result must then be 0, as this record and our kernels compute it. CMSIS-NN's MVE code computes 0. Its C code has
-#: undefined behavior, and gives 1 (quantization step) on Cortex-M. The C code runs without MVE, if GCC 12.2 or older
-#: compiles the kernel, and for the last elements of a row whose size is not a multiple of 4.
+#: The result must then be 0, as this record, our kernels and CMSIS-NN's MVE code compute it. CMSIS-NN's C code has
+#: undefined behavior, and gives 1 (quantization step) on Cortex-M. The C code runs in three cases: on processors
+#: without MVE; if GCC 12.2 or older compiled the kernel; and for the last elements of a row whose size is not a
+#: multiple of 4.
 MAX_EXACT_ROW = 511
 
 _Q0_ONE = 1 << 31
@@ -123,7 +124,7 @@ def softmax(
     Args:
         x: int8, rank 1 or more, not empty, with at most ``MAX_ROW`` elements on the last axis.
         dim: the last axis.
-        input_zero_point: changes nothing.
+        input_zero_point: has no effect.
         output_zero_point: ``OUTPUT_ZERO_POINT``; the result's scale is ``OUTPUT_SCALE``.
         input_multiplier: see ``softmax_parameters``.
         input_shift: see ``softmax_parameters``; not negative.

@@ -42,7 +42,7 @@ def upsample_bilinear(cx: KernelContext) -> QuantizedValue:
 
 
 def _weights(cx: KernelContext, x: QuantizedValue, axis: int) -> Array:
-    """Weights [results, elements] of the interpolation along an axis: the results for unit vectors."""
+    """Weights [results, elements] of the interpolation along an axis: column i is the result for unit vector i."""
     size, other = x.shape[axis], x.shape[5 - axis]
     shape = (size, 1, size, other) if axis == 2 else (size, 1, other, size)
     units = torch.eye(size, dtype=torch.float64).reshape(size, 1, *((size, 1) if axis == 2 else (1, size)))
@@ -55,7 +55,7 @@ def _interpolate(cx: KernelContext, x: QuantizedValue, axis: int, matrix: Array)
     """Interpolate along one axis of [N, C, H, W]. The result has the parameters of ``cx.result``."""
     numerators, denominator = _to_integers(matrix)
     factor = matrix.shape[0] // matrix.shape[1]
-    phases = _phases(numerators, factor) if matrix.shape[0] == factor * matrix.shape[1] else None
+    phases = _match_phases(numerators, factor) if matrix.shape[0] == factor * matrix.shape[1] else None
     if phases is not None:
         return _convolve_phases(cx, x, axis, phases, denominator)
     return _multiply(cx, x, axis, numerators, denominator)
@@ -65,8 +65,9 @@ def _to_integers(matrix: Array) -> tuple[Array, int]:
     """Numerators and common denominator of the weights.
 
     The kernels round twice: after the multiplication, and after the shift. Numerators and denominator are scaled up to
-    the largest that fit int8, so that the first rounding error is small. With the denominator 4, a sum of 1 would
-    become 1 instead of 0: after the multiplication, 0.5 rounds to 1, and the half of that rounds to 1 again.
+    the largest that fit int8, so that the first rounding error is small. Without scaling, a sum of 1 with the
+    denominator 4 would become 1 instead of 0: the multiplication by 1/2 rounds 0.5 to 1, and the shift by one bit
+    rounds 0.5 to 1 again.
 
     Raises:
         Unsupported: the weights have no common denominator of up to 127.
@@ -79,10 +80,11 @@ def _to_integers(matrix: Array) -> tuple[Array, int]:
     raise Unsupported("its weights have no common denominator of up to 127, and the kernels have int8 weights")
 
 
-def _phases(numerators: Array, factor: int) -> Array | None:
-    """Weights [factor, 3] of an element and its two neighbours, if all elements have the same weights; else None.
+def _match_phases(numerators: Array, factor: int) -> Array | None:
+    """Match polyphase weights: [factor, 3], the weights of an element and its two neighbours for each phase.
 
-    There are ``factor`` results for each element. An element at an edge replaces its missing neighbour.
+    There are ``factor`` results (phases) for each element. An element at an edge replaces its missing neighbour. None
+    if the weights of a phase differ between the elements.
     """
     size = numerators.shape[1]
     padded = np.zeros((size * factor, size + 2), np.int64)
@@ -101,7 +103,7 @@ def _phases(numerators: Array, factor: int) -> Array | None:
 def _convolve_phases(
     cx: KernelContext, x: QuantizedValue, axis: int, phases: Array, denominator: int
 ) -> QuantizedValue:
-    """Compute the results phase, phase + factor, ... by one depthwise convolution for each phase; interleave them."""
+    """Compute each phase (every ``factor``-th result) by a depthwise convolution, and interleave the phases."""
     image, at = cx.emit.materialize(x, _NHWC), axis - 1
     padded = _repeat_edges(cx, image, at)
     channels = x.shape[1]
@@ -132,7 +134,7 @@ def _repeat_edges(cx: KernelContext, image: Node, at: int) -> Node:
 
 
 def _multiply(cx: KernelContext, x: QuantizedValue, axis: int, numerators: Array, denominator: int) -> QuantizedValue:
-    """A product of the matrix of weights with the elements along ``axis``."""
+    """Multiply the elements along ``axis`` by the matrix of weights."""
     kept = tuple(other for other in _NHWC if other != axis)
     layout = (*kept, axis)
     stored = cx.emit.materialize(x, layout)

@@ -122,8 +122,8 @@ class KernelContext:
         limits = np.iinfo(np.int32)
         return np.clip(np.rint(real / scale), limits.min, limits.max).astype(np.int32)
 
-    def requantization(self, accumulator_scale: Array, channels: int) -> tuple[Node, Node]:
-        """Constants with the multiplier and shift of each channel, from the accumulator's scale to the result's.
+    def requantization_constants(self, accumulator_scale: Array, channels: int) -> tuple[Node, Node]:
+        """Constants with the multiplier and the shift of each channel, which convert the accumulator to the result.
 
         Raises:
             Unsupported: a factor is too large for the kernels.
@@ -192,8 +192,8 @@ RULES: dict[OpOverload, Rule] = {}
 
 
 MULTI_RESULT_RULES: dict[OpOverload, Rule] = {}
-"""The rules of operators of several results. Such a rule computes one result:
-``KernelContext.node`` is its ``getitem``."""
+"""The rules of operators with several results. Such a rule computes one of the results:
+``KernelContext.node`` is the ``getitem`` node of this result."""
 
 
 def rule(*overloads: OpOverload, table: dict[OpOverload, Rule] = RULES) -> Callable[[Rule], Rule]:

@@ -28,7 +28,7 @@ class ConvParameters:
     dilation: list[int]
 
 
-def _spatial_axes(cx: KernelContext, arguments: dict[str, Any]) -> int:
+def _count_spatial_dims(cx: KernelContext, arguments: dict[str, Any]) -> int:
     """Number of spatial dimensions: 1 or 2."""
     return int(arguments["weight"].meta["val"].dim()) - 2
 
@@ -37,15 +37,15 @@ def _spatial_axes(cx: KernelContext, arguments: dict[str, Any]) -> int:
 def convolve(cx: KernelContext) -> QuantizedValue:
     """Convolution of [(N,) C, (H,) W]."""
     arguments = arguments_of(cx.node)
-    pad_height, pad_width = to_height_width(arguments["padding"], _spatial_axes(cx, arguments), 0)
+    pad_height, pad_width = to_height_width(arguments["padding"], _count_spatial_dims(cx, arguments), 0)
     return _convolve(cx, arguments, (pad_height, pad_height, pad_width, pad_width))
 
 
 @rule(aten.conv1d.padding, aten.conv2d.padding)
 def convolve_with_padding_mode(cx: KernelContext) -> QuantizedValue:
-    """Convolution with padding "same" or "valid"; an odd total pads one more at the end, as in PyTorch."""
+    """Convolution with padding "same" or "valid". If the total padding is odd, the end gets one more, as in PyTorch."""
     arguments = arguments_of(cx.node)
-    spatial = _spatial_axes(cx, arguments)
+    spatial = _count_spatial_dims(cx, arguments)
     kernel = spatial_pair(arguments["weight"].meta["val"].shape, spatial)
     dilation = to_height_width(arguments["dilation"], spatial, 1)
     height, width = (
@@ -55,7 +55,7 @@ def convolve_with_padding_mode(cx: KernelContext) -> QuantizedValue:
 
 
 def _convolve(cx: KernelContext, arguments: dict[str, Any], pad: tuple[int, int, int, int]) -> QuantizedValue:
-    spatial = _spatial_axes(cx, arguments)
+    spatial = _count_spatial_dims(cx, arguments)
     conv = ConvParameters(
         to_height_width(arguments["stride"], spatial, 1), pad, to_height_width(arguments["dilation"], spatial, 1)
     )
@@ -66,7 +66,7 @@ def _convolve(cx: KernelContext, arguments: dict[str, Any], pad: tuple[int, int,
 
 
 def _image_weight(weight: Weight) -> Weight:
-    """Give the weight [OC, IC, KW] of a 1D convolution the kernel height 1; other weights stay [OC, IC, KH, KW]."""
+    """Reshape the weight [OC, IC, KW] of a 1D convolution to [OC, IC, 1, KW]. Return a 4D weight unchanged."""
     shape = weight.data.shape
     return Weight(weight.data.reshape(*shape[:2], *spatial_pair(shape, len(shape) - 2)), weight.scale)
 
@@ -90,8 +90,8 @@ def convolve_image(
 ) -> Node:
     """Convolve an NHWC image with a weight [OC, C / groups, KH, KW]; returns an NHWC image.
 
-    CMSIS-NN has a kernel for images of one row, which fails for some sizes. The image is then viewed as one column,
-    with a transposed weight, which another kernel convolves.
+    CMSIS-NN's kernel for images of one row fails for some sizes. In this case, the image is viewed as one column and
+    the weight is transposed, so that another kernel convolves them.
     """
     image, pad = _pad_image(cx, image, x, conv, weight.data.shape[2:])
     parameters = (conv.stride, pad, conv.dilation)
@@ -131,7 +131,7 @@ def _call_convolution(
     if is_depthwise:
         arguments.append(channels // in_channels)
     arguments += [-x.zero_point, cx.result.q.zero_point]
-    arguments += cx.requantization(accumulator_scale, channels)
+    arguments += cx.requantization_constants(accumulator_scale, channels)
     name = "quantized_depthwise_conv2d_nhwc" if is_depthwise else "quantized_conv2d_nhwc"
     return cx.emit.call_kernel(name, *arguments, cx.result.low, cx.result.high)
 
@@ -144,7 +144,7 @@ def convolve_transposed(cx: KernelContext) -> QuantizedValue:
     convolution of the image with zeros between its pixels.
     """
     arguments = arguments_of(cx.node)
-    spatial = _spatial_axes(cx, arguments)
+    spatial = _count_spatial_dims(cx, arguments)
     stride, pad, more, dilation = (
         to_height_width(arguments[name], spatial, default)
         for name, default in (("stride", 1), ("padding", 0), ("output_padding", 0), ("dilation", 1))
@@ -163,7 +163,7 @@ def convolve_transposed(cx: KernelContext) -> QuantizedValue:
     after = [b + m - s + 1 for b, m, s in zip(before, more, stride, strict=True)]
     conv = ConvParameters([1, 1], (before[0], after[0], before[1], after[1]), dilation)
     groups = arguments["groups"]
-    kernel = _mirror(weight, groups)
+    kernel = _to_convolution_weight(weight, groups)
     return from_nhwc_image(cx, convolve_image(cx, x, upsampled, kernel, arguments["bias"], conv, groups), spatial)
 
 
@@ -179,7 +179,7 @@ def _call_transposed(
         *(image, cx.emit.constant(weight.data.transpose(1, 2, 3, 0), "weight")),
         cx.emit.constant(np.zeros(channels, np.int32) if bias_data is None else bias_data, "bias"),
         *(*parameters, -x.zero_point, cx.result.q.zero_point),
-        *(*cx.requantization(accumulator_scale, channels), cx.result.low, cx.result.high),
+        *(*cx.requantization_constants(accumulator_scale, channels), cx.result.low, cx.result.high),
     )
 
 
@@ -191,10 +191,10 @@ def _insert_zeros(cx: KernelContext, image: Node, stride: Sequence[int], zero_po
     return cx.emit.reshape(node, (n, height * stride[0], width * stride[1], channels))
 
 
-def _mirror(weight: Weight, groups: int) -> Weight:
-    """Convert the weight [IC, OC / groups, KH, KW] of a transposed convolution to that of the equivalent convolution.
+def _to_convolution_weight(weight: Weight, groups: int) -> Weight:
+    """Convert the weight [IC, OC / groups, KH, KW] of a transposed convolution to an equivalent convolution's weight.
 
-    The result is [OC, IC / groups, KH, KW], with the elements of each kernel in reverse order.
+    The result is [OC, IC / groups, KH, KW]. The kernels are flipped along height and width.
     """
     in_channels, per_group, *kernel = weight.data.shape
     grouped = weight.data.reshape(groups, in_channels // groups, per_group, *kernel).swapaxes(1, 2)

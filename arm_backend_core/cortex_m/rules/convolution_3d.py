@@ -1,11 +1,11 @@
 """3D convolutions: 2D convolutions of images whose channels include the depth of the kernel.
 
-For each output depth, the input slices that the kernel covers become one image, with the channels of all slices. These
-images are the batch of a single kernel call. The results are exact, because each accumulator adds the same products as
-in the 3D convolution.
+For each output depth, the input slices that the kernel covers are concatenated along the channels to one image. The
+images of all output depths are the batch of a single kernel call. The results are exact, because each accumulator adds
+the same products as in the 3D convolution.
 
-The copied slices need 2 * kernel depth times the memory of the input. Kernels of size (KD, 1, 1) need no copies, and
-kernels of size (1, KH, KW) only for padding or a stride along the depth.
+The copied slices need 2 * kernel depth times the memory of the input. Kernels of size (KD, 1, 1) need no copies.
+Kernels of size (1, KH, KW) need copies only for padding or a stride along the depth.
 """
 
 from __future__ import annotations

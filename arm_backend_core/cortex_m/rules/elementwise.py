@@ -20,7 +20,7 @@ from arm_backend_core.nodes import arguments_of
 from arm_backend_core.permutation import Layout, identity
 
 aten = torch.ops.aten
-#: Tolerance of the comparison of slopes with 1, for the rounding of float32.
+#: A slope may exceed 1 by this tolerance, because of float32 rounding.
 _SLOPE_TOLERANCE = 1e-6
 
 

@@ -18,7 +18,7 @@ def to_height_width(values: Any, spatial: int, default: int) -> list[int]:
 
 
 def read_sizes(values: Any, spatial: int) -> list[int]:
-    """A parameter of an operator with ``spatial`` spatial dimensions; one number is that of all dimensions."""
+    """A parameter of an operator as a list of ``spatial`` numbers. A single number applies to all dimensions."""
     values = [values] if isinstance(values, int) else list(values)
     return values * spatial if len(values) == 1 else values
 
@@ -44,15 +44,17 @@ def to_nhwc_image(cx: KernelContext, x: QuantizedValue, spatial: int) -> Node:
 
 
 def from_nhwc_image(cx: KernelContext, node: Node, spatial: int) -> QuantizedValue:
-    """The result [(N,) C, (D,) (H,) W] of ``cx.node``, from an image. Of a 3D one, N and D may be one dimension."""
+    """The result [(N,) C, (D,) (H,) W] of ``cx.node``, from an image. In a 3D image, N and D may be merged."""
     return from_planes(cx, node, _channels_last(cx.node.meta["val"].dim(), spatial))
 
 
 def to_planes(cx: KernelContext, x: QuantizedValue, spatial: int) -> tuple[Node, Layout]:
     """[(N,) C, (H,) W] as an image, for an operator that computes each plane [H, W] alone, and the result's layout.
 
-    The layout is kept if the dimensions in front of a plane can be the image's batch, and those behind it the channels.
-    An image of one channel is avoided, because the kernels are vectorized along the channels.
+    If the dimensions of a plane are adjacent in the layout of ``x``, this layout is kept: the dimensions before the
+    plane become the image's batch, and the dimensions after it become the channels. Otherwise, the layout is
+    channels-last. The layout is channels-last, too, if the image would have a single channel although ``x`` has
+    several, because the kernels are vectorized along the channels.
     """
     axes, first = tuple(range(x.rank - spatial, x.rank)), x.layout.index(x.rank - spatial)
     before, behind = x.layout[:first], x.layout[first + spatial :]

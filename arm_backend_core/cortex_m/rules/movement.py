@@ -22,7 +22,7 @@ aten = torch.ops.aten
 _MAX_FOLDED_INDEX = 1024
 
 
-def _operand(cx: KernelContext, argument: Any) -> QuantizedValue:
+def _requantized_operand(cx: KernelContext, argument: Any) -> QuantizedValue:
     """The operand, with the parameters of the result."""
     return cx.requantize(cx.operand(argument), cx.result.q)
 
@@ -30,7 +30,7 @@ def _operand(cx: KernelContext, argument: Any) -> QuantizedValue:
 @rule(aten.permute.default, aten.transpose.int, aten.t.default, aten.numpy_T.default)
 def permute(cx: KernelContext) -> QuantizedValue:
     """A permutation needs no operator: only the layout of the value changes, until a reader needs another layout."""
-    x = _operand(cx, cx.node.args[0])
+    x = _requantized_operand(cx, cx.node.args[0])
     order = list(range(x.rank))
     if cx.node.target is aten.permute.default:
         order = [x.normalize_dim(axis) for axis in arguments_of(cx.node)["dims"]]
@@ -52,7 +52,7 @@ def permute(cx: KernelContext) -> QuantizedValue:
 )
 def reshape(cx: KernelContext) -> QuantizedValue:
     """A view. The layout is kept if no element changes its place."""
-    x, shape = _operand(cx, cx.node.args[0]), tuple(cx.node.meta["val"].shape)
+    x, shape = _requantized_operand(cx, cx.node.args[0]), tuple(cx.node.meta["val"].shape)
     if x.data is not None:
         return QuantizedValue.from_constant(x.data.reshape(shape), x.q)
     layout = _layout_of_view(x, shape)
@@ -86,8 +86,9 @@ def _merged_dimensions(shape: Sequence[int], view: Sequence[int]) -> dict[int, t
     """Match the dimensions of a shape with those dimensions of a view that index the same elements.
 
     Returns:
-        First dimension of a group -> (dimensions of the shape, dimensions of the view), without dimensions of size 1.
-        None if there are no elements.
+        The smallest groups of adjacent dimensions of the shape that correspond to dimensions of the view. The key is
+        the first dimension of a group, the value is (dimensions of the shape, dimensions of the view). Dimensions of
+        size 1 are left out. None if there are no elements.
     """
     old, new = ([axis for axis, size in enumerate(sizes) if size != 1] for sizes in (shape, view))
     if 0 in shape:
@@ -108,7 +109,7 @@ def _merged_dimensions(shape: Sequence[int], view: Sequence[int]) -> dict[int, t
 @rule(aten.contiguous.default, aten.clone.default, aten.alias.default, aten._to_copy.default, aten.detach.default)
 def copy(cx: KernelContext) -> QuantizedValue:
     """A copy needs no operator: the result is the operand itself, unless its parameters differ."""
-    return _operand(cx, cx.node.args[0])
+    return _requantized_operand(cx, cx.node.args[0])
 
 
 @rule(aten.cat.default, aten.concat.default)
@@ -116,7 +117,7 @@ def concatenate(cx: KernelContext) -> QuantizedValue:
     """Concatenation, in the layout of the largest operand."""
     arguments = arguments_of(cx.node)
     operands: Any = cx.node.args[0]
-    values = [_operand(cx, operand) for operand in operands if operand.meta["val"].shape != (0,)]
+    values = [_requantized_operand(cx, operand) for operand in operands if operand.meta["val"].shape != (0,)]
     largest = max(values, key=lambda value: (value.data is None, math.prod(value.shape)))
     layout, dim = largest.layout, largest.normalize_dim(int(arguments["dim"]))
     tensors = [cx.emit.materialize(value, layout) for value in values]
@@ -127,7 +128,7 @@ def concatenate(cx: KernelContext) -> QuantizedValue:
 def slice_dimension(cx: KernelContext) -> QuantizedValue:
     """A slice along a dimension."""
     arguments = arguments_of(cx.node)
-    x = _operand(cx, cx.node.args[0])
+    x = _requantized_operand(cx, cx.node.args[0])
     return _slice(cx, x, int(arguments["dim"]), arguments["start"], arguments["end"], arguments["step"])
 
 
@@ -143,7 +144,7 @@ def _slice(
 def select_index(cx: KernelContext) -> QuantizedValue:
     """One index along a dimension, which disappears."""
     arguments = arguments_of(cx.node)
-    return _select(cx, _operand(cx, cx.node.args[0]), int(arguments["dim"]), arguments["index"])
+    return _select(cx, _requantized_operand(cx, cx.node.args[0]), int(arguments["dim"]), arguments["index"])
 
 
 def _select(cx: KernelContext, x: QuantizedValue, dim: int, index: int) -> QuantizedValue:
@@ -161,7 +162,7 @@ def _select(cx: KernelContext, x: QuantizedValue, dim: int, index: int) -> Quant
 def select_chunk(cx: KernelContext) -> QuantizedValue:
     """One chunk of a tensor that is split along a dimension: a slice, or for ``unbind`` one index."""
     source, index = cx.node.all_input_nodes[0], cast(int, cx.node.args[1])
-    x = _operand(cx, source.args[0])
+    x = _requantized_operand(cx, source.args[0])
     dim = x.normalize_dim(int(arguments_of(source)["dim"]))
     if source.target is aten.unbind.int:
         return _select(cx, x, dim, index)
@@ -173,7 +174,7 @@ def select_chunk(cx: KernelContext) -> QuantizedValue:
 def select_by_order(cx: KernelContext) -> QuantizedValue:
     """Values of ``topk``, ``sort``, ``max`` or ``min``, computed on int8. The indices come from the same operator."""
     source, index = cx.node.all_input_nodes[0], cast(int, cx.node.args[1])
-    x = _operand(cx, source.args[0])
+    x = _requantized_operand(cx, source.args[0])
     ordered = cx.emit.call(source.target, cx.emit.materialize(x), *source.args[1:], **source.kwargs)
     for part in list(source.users):
         if part.args[1] != index and part.users:
@@ -192,7 +193,7 @@ _EDGE_PADS = {
 def pad(cx: KernelContext) -> QuantizedValue:
     """Padding by elements of the operand, or by a constant, which gets the quantization parameters of the result."""
     arguments = arguments_of(cx.node)
-    x = _operand(cx, cx.node.args[0])
+    x = _requantized_operand(cx, cx.node.args[0])
     amounts: list[int] = list(arguments["pad" if "pad" in arguments else "padding"])
     mode = _EDGE_PADS.get(overload_of(cx.node.target), arguments.get("mode", "constant"))
     if mode != "constant":
@@ -229,7 +230,7 @@ def _pad_with_elements(cx: KernelContext, x: QuantizedValue, amounts: list[int],
 def roll(cx: KernelContext) -> QuantizedValue:
     """Circular shift along dimensions: the last elements become the first, by two slices and a concatenation."""
     arguments = arguments_of(cx.node)
-    x, dims = _operand(cx, cx.node.args[0]), list(arguments["dims"])
+    x, dims = _requantized_operand(cx, cx.node.args[0]), list(arguments["dims"])
     if dims:
         node, axes = cx.emit.materialize(x, x.layout), [x.layout.index(x.normalize_dim(dim)) for dim in dims]
     else:
@@ -247,7 +248,7 @@ def roll(cx: KernelContext) -> QuantizedValue:
 @rule(aten.upsample_nearest2d.vec, aten.upsample_nearest2d.default, aten._upsample_nearest_exact2d.vec)
 def upsample_nearest(cx: KernelContext) -> QuantizedValue:
     """Nearest-neighbour interpolation of an NHWC image: rows and columns are repeated or selected."""
-    x = _operand(cx, cx.node.args[0])
+    x = _requantized_operand(cx, cx.node.args[0])
     n, channels, height, width = x.shape
     positions = torch.arange(height * width, dtype=torch.float64).reshape(1, 1, height, width)
     chosen = cx.node.target(positions, *cx.node.args[1:], **cx.node.kwargs)[0, 0].to(torch.int64)  # type: ignore[operator]
@@ -283,7 +284,7 @@ def apply_to_integers(cx: KernelContext) -> QuantizedValue:
     def convert(argument: Any) -> Any:
         if not isinstance(argument, Node) or not (is_dequantize(argument) or is_float(argument)):
             return _fold_index(cx, argument)
-        return cx.emit.materialize(_operand(cx, argument))
+        return cx.emit.materialize(_requantized_operand(cx, argument))
 
     arguments = torch.fx.map_arg(cx.node.args, convert)
     options = torch.fx.map_arg(cx.node.kwargs, convert)

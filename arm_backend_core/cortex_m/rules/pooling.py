@@ -29,7 +29,7 @@ class _Windows:
 
 
 def _read_windows(cx: KernelContext, arguments: dict[str, Any]) -> _Windows:
-    spatial = _spatial_axes(cx)
+    spatial = _count_spatial_dims(cx)
     return _Windows(
         to_height_width(arguments["kernel_size"], spatial, 1),
         to_height_width(arguments["stride"] or arguments["kernel_size"], spatial, 1),
@@ -37,7 +37,7 @@ def _read_windows(cx: KernelContext, arguments: dict[str, Any]) -> _Windows:
     )
 
 
-def _spatial_axes(cx: KernelContext) -> int:
+def _count_spatial_dims(cx: KernelContext) -> int:
     """Number of spatial dimensions of a pooling operator: 1 or 2."""
     return 1 if "1d" in operator_name(cx.node) else 2
 
@@ -45,10 +45,11 @@ def _spatial_axes(cx: KernelContext) -> int:
 def _average(cx: KernelContext, x: QuantizedValue, window: _Windows) -> QuantizedValue:
     """Mean over windows of [(N,) C, (H,) W]; padding counts as zeros.
 
-    Without padding and with equal parameters, the pooling kernel computes it. Otherwise, a matrix product (one window
-    that covers the image) or a depthwise convolution, with weights of 1, divides and requantizes in one rounding.
+    Without padding and with equal quantization parameters, the pooling kernel computes the mean. Otherwise, the
+    elements are summed with weights of 1, by a matrix product (if one window covers the image) or by a depthwise
+    convolution. The requantization of the sum includes the division, so that the mean is rounded once.
     """
-    spatial, factor = _spatial_axes(cx), 1 / (window.kernel[0] * window.kernel[1])
+    spatial, factor = _count_spatial_dims(cx), 1 / (window.kernel[0] * window.kernel[1])
     is_unpadded = window.pad == [0, 0]
     is_whole = list(spatial_pair(x.shape, spatial)) == window.kernel
     if is_unpadded and is_whole and not x.q.is_equivalent(cx.result.q):
@@ -64,7 +65,7 @@ def _average(cx: KernelContext, x: QuantizedValue, window: _Windows) -> Quantize
 def _average_excluding_padding(
     cx: KernelContext, x: QuantizedValue, image: Node, window: _Windows, ceil_mode: bool
 ) -> Node:
-    """Mean over the elements of windows that are not padding.
+    """Mean of each window over its elements that are not padding.
 
     Raises:
         Unsupported: operand and result have different parameters.
@@ -87,7 +88,7 @@ def _sum_windows(cx: KernelContext, x: QuantizedValue, image: Node, window: _Win
         *(image, cx.emit.constant(np.ones(shape, np.int8), "ones")),
         cx.emit.constant(np.zeros(channels, np.int32), "bias"),
         *(window.stride, window.pad, [1, 1], *[1] * is_single, -x.zero_point, cx.result.q.zero_point),
-        *cx.requantization(np.asarray(x.scale * factor), channels),
+        *cx.requantization_constants(np.asarray(x.scale * factor), channels),
         *(cx.result.low, cx.result.high),
     )
 
@@ -97,11 +98,11 @@ def average_pool(cx: KernelContext) -> QuantizedValue:
     """Average pooling of [(N,) C, (H,) W]."""
     arguments = arguments_of(cx.node)
     x = cx.operand(arguments["input"] if "input" in arguments else arguments["self"])
-    spatial, window = _spatial_axes(cx), _read_windows(cx, arguments)
+    spatial, window = _count_spatial_dims(cx), _read_windows(cx, arguments)
     is_partial = arguments["ceil_mode"] and _has_partial_windows(cx, x, window)
     divisor = arguments.get("divisor_override")
     if is_partial and (divisor is not None or (window.pad != [0, 0] and arguments["count_include_pad"])):
-        raise Unsupported("the pooling kernels count no padding in ceil_mode")
+        raise Unsupported("with ceil_mode, the kernels compute only averages that exclude padding")
     excludes_padding = is_partial or (window.pad != [0, 0] and not arguments["count_include_pad"])
     if divisor is None and not excludes_padding:
         return _average(cx, x, window)
@@ -115,7 +116,7 @@ def average_pool(cx: KernelContext) -> QuantizedValue:
 
 def _has_partial_windows(cx: KernelContext, x: QuantizedValue, window: _Windows) -> bool:
     """Whether ceil_mode adds windows that reach beyond the padded image."""
-    spatial = _spatial_axes(cx)
+    spatial = _count_spatial_dims(cx)
     sizes, results = (spatial_pair(shape, spatial) for shape in (x.shape, cx.node.meta["val"].shape))
     parameters = (window.kernel, window.stride, window.pad)
     return any(
@@ -124,10 +125,10 @@ def _has_partial_windows(cx: KernelContext, x: QuantizedValue, window: _Windows)
 
 
 @rule(aten.adaptive_avg_pool2d.default, aten.adaptive_avg_pool1d.default)
-def average_to_size(cx: KernelContext) -> QuantizedValue:
+def adaptive_average_pool(cx: KernelContext) -> QuantizedValue:
     """Adaptive average pooling where all windows have one size."""
     x = cx.operand(cx.node.args[0])
-    spatial = _spatial_axes(cx)
+    spatial = _count_spatial_dims(cx)
     sizes, results = (spatial_pair(shape, spatial) for shape in (x.shape, cx.node.meta["val"].shape))
     if any(size % result for size, result in zip(sizes, results, strict=True)):
         raise Unsupported("the windows of adaptive pooling have different sizes")
@@ -184,12 +185,13 @@ def maximum_pool(cx: KernelContext) -> QuantizedValue:
     """Maximum pooling of [(N,) C, (H,) W]; padding does not count."""
     arguments = arguments_of(cx.node)
     x = cx.requantize(cx.operand(arguments["self"]), cx.result.q)
-    spatial, window = _spatial_axes(cx), _read_windows(cx, arguments)
+    spatial, window = _count_spatial_dims(cx), _read_windows(cx, arguments)
     dilation = to_height_width(arguments["dilation"], spatial, 1)
     if dilation != [1, 1]:
         raise Unsupported("the pooling kernels have no dilation")
     if window == _Windows([1, 1], [1, 1], [0, 0]):
-        return cx.clamp(x)  # 3D pooling with kernel depth 1 is decomposed to 2D pooling, and this one of the depth
+        # A 3D pooling is decomposed to a pooling of planes and a pooling along the depth. One of them may be trivial.
+        return cx.clamp(x)
     (image, layout), pad = to_planes(cx, x, spatial), window.pad
     if arguments["ceil_mode"] and _has_partial_windows(cx, x, window):
         image, pad = _pad_for_ceil_mode(cx, image, window), [0, 0]
@@ -200,7 +202,7 @@ def maximum_pool(cx: KernelContext) -> QuantizedValue:
 
 def _pad_for_ceil_mode(cx: KernelContext, image: Node, window: _Windows) -> Node:
     """Pad an NHWC image with the smallest integer, so that windows that reach beyond it become whole."""
-    sizes, results = image.meta["val"].shape[1:3], spatial_pair(cx.node.meta["val"].shape, _spatial_axes(cx))
+    sizes, results = image.meta["val"].shape[1:3], spatial_pair(cx.node.meta["val"].shape, _count_spatial_dims(cx))
     parameters = (window.kernel, window.stride, window.pad)
     post = [
         max((result - 1) * s + k - size - p, 0)

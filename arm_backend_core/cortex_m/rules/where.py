@@ -1,4 +1,7 @@
-"""ATen's ``where`` on int8-quantized tensors. Comparisons and logic of its condition are computed on int8 and bool."""
+"""ATen's ``where`` on int8-quantized tensors.
+
+If possible, the comparisons of its condition are computed on int8, and the logical operators on bool.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ def _condition(cx: KernelContext, argument: Node) -> Node:
 
 
 def _compare_with_number(cx: KernelContext, node: Node) -> Node:
-    """A comparison with a number: a table of zeros and ones."""
+    """Compare a tensor with a number by a table of zeros and ones."""
     x, number = cx.operand(node.args[0]), node.args[1]
     real = torch.from_numpy((np.arange(-128, 128) - x.zero_point).astype(np.float32) * np.float32(x.scale))
     table = node.target(real, number).numpy().astype(np.int8)  # type: ignore[operator]
@@ -66,7 +69,7 @@ def _compare_with_number(cx: KernelContext, node: Node) -> Node:
 
 
 def _compare(cx: KernelContext, node: Node) -> Node:
-    """A comparison of two tensors: of their integers, if both have the same parameters."""
+    """Compare the integers of two tensors. If their quantization parameters differ, return ``node`` unchanged."""
     first, second = (cx.operand(argument) for argument in node.args[:2])
     if not first.q.is_equivalent(second.q):
         return node

@@ -57,8 +57,8 @@ def unfold(x: Tensor, dim: int, size: int, step: int) -> Tensor:
 
 
 READS_BEYOND_VIEW = (
-    "it reads by strides, and its input is not contiguous or is a view of a larger tensor whose other elements it "
-    "reads; index the larger tensor instead, or make the input contiguous()"
+    "it reads by strides, and its input is not contiguous, or is a view of a larger tensor and it also reads elements "
+    "outside of this view; index the larger tensor instead, or make the input contiguous()"
 )
 
 
@@ -154,7 +154,7 @@ def unsafe_masked_index(
     dtype = torch.int32 if quantized else torch.float32  # the FP profile has no integer CLAMP
     index_sizes = zip(indices, x.shape, strict=False)
     clamped = [i if i is None else i.to(dtype).clamp(-n, n - 1).to(torch.int32) for i, n in index_sizes]
-    return torch.where(mask, aten.index(x, clamped), as_scalar_of(x, fill))
+    return torch.where(mask, aten.index(x, clamped), scalar_like(x, fill))
 
 
 # -- filling ------------------------------------------------------------------------------------------------------
@@ -162,19 +162,19 @@ def unsafe_masked_index(
 
 @decomposition(aten.full_like.default)
 def full_like(x: Tensor, fill_value: float, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
-    """Constant tensor with the shape of x, in ``dtype`` or that of x."""
+    """Constant tensor with the shape of x. ``dtype`` defaults to the type of x."""
     return torch.full(x.shape, fill_value, dtype=dtype or x.dtype)
 
 
 @decomposition(aten.zeros_like.default, aten.zero.default)
 def zeros_like(x: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
-    """Constant zeros with the shape of x, in ``dtype`` or that of x."""
+    """Constant zeros with the shape of x. ``dtype`` defaults to the type of x."""
     return full_like(x, 0, dtype=dtype)
 
 
 @decomposition(aten.ones_like.default)
 def ones_like(x: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
-    """Constant ones with the shape of x, in ``dtype`` or that of x."""
+    """Constant ones with the shape of x. ``dtype`` defaults to the type of x."""
     return full_like(x, 1, dtype=dtype)
 
 
@@ -182,19 +182,19 @@ def ones_like(x: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Tenso
 def new_full(
     x: Tensor, size: Sequence[int], fill_value: float, *, dtype: torch.dtype | None = None, **_: Any
 ) -> Tensor:
-    """Constant of shape ``size``, in ``dtype`` or that of x."""
+    """Constant of shape ``size``. ``dtype`` defaults to the type of x."""
     return torch.full(tuple(size), fill_value, dtype=dtype or x.dtype)
 
 
 @decomposition(aten.new_zeros.default)
 def new_zeros(x: Tensor, size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
-    """Constant zeros of shape ``size``, in ``dtype`` or that of x."""
+    """Constant zeros of shape ``size``. ``dtype`` defaults to the type of x."""
     return new_full(x, size, 0, dtype=dtype)
 
 
 @decomposition(aten.new_ones.default)
 def new_ones(x: Tensor, size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
-    """Constant ones of shape ``size``, in ``dtype`` or that of x."""
+    """Constant ones of shape ``size``. ``dtype`` defaults to the type of x."""
     return new_full(x, size, 1, dtype=dtype)
 
 
@@ -210,6 +210,6 @@ def copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     return source.to(x.dtype).expand(x.shape).clone()  # a copy, because the program may write to it
 
 
-def as_scalar_of(x: Tensor, value: Any) -> Tensor:
+def scalar_like(x: Tensor, value: Any) -> Tensor:
     """Convert ``value`` to a scalar of the type of x, because ``where`` would promote x to the type of ``value``."""
     return value.to(x.dtype) if isinstance(value, Tensor) else torch.full((), value, dtype=x.dtype)

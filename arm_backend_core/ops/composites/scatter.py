@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.composites.movement import Array, as_scalar_of, strided_indices
+from arm_backend_core.ops.composites.movement import Array, scalar_like, strided_indices
 from arm_backend_core.ops.registry import decomposition
 
 aten = torch.ops.aten
@@ -90,7 +90,7 @@ def _one_hot_mask(index: Tensor, size: int) -> Tensor:
 def _last_matching_index(matches: Tensor, dim: int, quantized: bool) -> Tensor:
     """Last index along ``dim`` at which ``matches`` is true, 0 if there is none.
 
-    It is computed in an element type that the target can compare.
+    The maximum of the indices is computed in an element type that the target can compare.
     """
     index_dtype = torch.int32 if quantized else torch.float32
     positions = torch.arange(matches.shape[dim], dtype=index_dtype)
@@ -106,7 +106,7 @@ def _reshape_along(vector: Tensor, x: Tensor, dim: int) -> Tensor:
 def index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
     """x with ``value`` at the indices along ``dim``."""
     size = x.shape[dim] if x.dim() else 1
-    return torch.where(_reshape_along(_one_hot_mask(index.reshape(-1), size).any(0), x, dim), as_scalar_of(x, value), x)
+    return torch.where(_reshape_along(_one_hot_mask(index.reshape(-1), size).any(0), x, dim), scalar_like(x, value), x)
 
 
 @decomposition(aten.index_copy.default, takes_quantized=True)
@@ -145,7 +145,7 @@ def index_add(
 def scatter_value(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
     """x with ``value`` at the indices along ``dim``."""
     matches, _ = _one_hot_scatter_mask(x, dim, index, x)
-    return torch.where(matches.any(-2).transpose(dim, -1), as_scalar_of(x, value), x)
+    return torch.where(matches.any(-2).transpose(dim, -1), scalar_like(x, value), x)
 
 
 @decomposition(aten.scatter.src, takes_quantized=True)

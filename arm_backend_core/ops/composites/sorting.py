@@ -89,10 +89,10 @@ def _apply_keepdim(pair: tuple[Tensor, Tensor], dim: int, keepdim: bool) -> tupl
 def sort(
     x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None, quantized: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Sort by topk, for which ExecuTorch has a CPU kernel, unlike for sort.
+    """Sort by topk. ExecuTorch has a CPU kernel for topk, but none for sort.
 
-    The CPU's topk is not stable, so the indices of a stable sort come from ``_stable_argsort``. They are None for
-    more than 64 elements, and for a tensor without dimensions.
+    The CPU's topk is not stable, so the indices of a stable sort come from ``_stable_argsort``. The indices of a stable
+    sort are None for more than 64 elements, and for a tensor without dimensions.
     """
     size, compare_dtype = x.shape[dim] if x.dim() else 1, torch.int32 if quantized else torch.float32
     if x.dtype is torch.bool:
@@ -238,7 +238,7 @@ def nanmedian(x: Tensor) -> Tensor:
 
 
 def _count_below(boundaries: Tensor, x: Any, out_int32: bool, right: bool) -> Tensor:
-    """Count the ``boundaries`` (last dimension) below x; with ``right``, those up to x; for NaN, all boundaries."""
+    """Count the ``boundaries`` (last dimension) that are < x, or <= x if ``right``. If x is NaN, count all."""
     above = boundaries > x if right else boundaries >= x
     return torch.sum(~above, -1, dtype=torch.int32 if out_int32 else torch.int64)
 
@@ -294,7 +294,7 @@ _MAX_SEQUENTIAL_PRODUCTS = 64
 
 @decomposition(aten.cumprod.default, takes_quantized=True)
 def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, quantized: bool = False) -> Tensor:
-    """Cumulative product, element by element. For large dimensions and if quantized: by a prefix scan."""
+    """Cumulative product, element by element. Large dimensions and quantized programs use a prefix scan."""
     size = x.shape[dim] if x.dim() else 1
     if quantized or not 1 < size <= _MAX_SEQUENTIAL_PRODUCTS:
         return _prefix_scan(x, dim, dtype, torch.mul)  # a partial product may overflow, and 0 * inf is NaN
@@ -307,7 +307,7 @@ def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, quantized:
 
 @decomposition(aten.cumsum.default, takes_quantized=True, interval=intervals.reduced_sum)
 def cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, quantized: bool = False) -> Tensor:
-    """Cumulative sum by a prefix scan. Quantized: a matrix product with a triangle of ones, which rounds once."""
+    """Cumulative sum by a prefix scan; if quantized, by a matrix product with a triangle of ones, which rounds once."""
     if quantized and x.dim() and x.is_floating_point():
         size = x.shape[dim]
         return torch.matmul(x.transpose(dim, -1), torch.ones(size, size).triu()).transpose(dim, -1)

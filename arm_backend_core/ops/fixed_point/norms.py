@@ -38,7 +38,7 @@ def layer_norm(
     the axes.
 
     Raises:
-        Unsupported: the conditions of ``ReductionView.from_tensor``.
+        Unsupported: under the conditions of ``ReductionView.from_tensor``.
     """
     rows = ReductionView.from_tensor(b, x, q, axes, "layer_norm" if centre else "rms_norm")
     gain, offset = (None if p is None else rows.broadcast_weights(p) for p in (weight, bias))
@@ -53,7 +53,7 @@ def group_norm(
     It is an instance norm if ``groups`` = C.
 
     Raises:
-        Unsupported: the conditions of ``ReductionView.from_tensor``.
+        Unsupported: under the conditions of ``ReductionView.from_tensor``.
     """
     batch, channels = x.shape[:2]
     grouped = (batch * groups, x.size // (batch * groups))
@@ -115,9 +115,9 @@ def _divide_by_sqrt_eps(rows: ReductionView, eps: float, *, centre: bool) -> Fix
 def sum_squared_deviations_int8(rows: ReductionView, bits: int, *, centre: bool) -> tuple[FixedPoint, FixedPoint]:
     """Return the sum of (x - mean)**2 with ``bits`` fractional bits, and the sum of x.
 
-    Without ``centre``, the first sum is that of (x - zero point)**2. With ``centre``, it is Q - S * S / n, with the
-    integers Q = sum(x * x) <= n * 2**14 and S = sum(x). S * S / n is S times the mean in Q22, a 64-bit product inside
-    MUL. The rounding of the mean changes the result by at most n * 2**-16, so rows of nearly equal elements are
+    Without ``centre``, the first result is the sum of (x - zero point)**2. With ``centre``, it is Q - S * S / n, with
+    the integers Q = sum(x * x) <= n * 2**14 and S = sum(x). S * S / n is S times the mean in Q22, a 64-bit product
+    inside MUL. The rounding of the mean changes the result by at most n * 2**-16, so rows of nearly equal elements are
     accurate too. By Cauchy-Schwarz, Q >= S * S / n except for this rounding.
     """
     x, n = rows.x.with_scale(1.0), rows.n
@@ -167,10 +167,10 @@ class SumOfSquares:
     """Sum of squares along rows of int16 in block floating point: each row has its own exponent.
 
     The exact sum would exceed int32. Let c = x - mean with ``bits`` fractional bits, and A = sum(abs(c)) <= 2**29.
-    ``shift`` brings A into [2**28, 2**29). Then sum((c << shift)**2) lies in [A * A / n, A * A / 2]. Each square is
-    rounded to a multiple of 2**drop. In rows of more than _MAX_SHORT_ROW elements, each square would be too small for
-    this rounding. For such rows, ``shift`` is computed from M * A instead of A * A, with M = max(abs(c)). If ``bits``
-    is negative, A and M are computed from the rounded c, and c << shift from the unrounded c.
+    ``shift`` brings A into [2**28, 2**29). With this A, sum((c << shift)**2) is in [A * A / n, A * A / 2]. Each square
+    is rounded to a multiple of 2**drop. In rows of more than _MAX_SHORT_ROW elements, each square would be too small
+    for this rounding. For such rows, ``shift`` is computed from M * A instead of A * A, with M = max(abs(c)). If
+    ``bits`` is negative, A and M are computed from the rounded c, and c << shift from the unrounded c.
 
     Attributes:
         shifted: c << shift.

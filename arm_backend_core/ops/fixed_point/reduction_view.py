@@ -16,11 +16,11 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value, prod
 
 I32 = DType.INT32
-_MAX_ELEMENTS = 1 << 22  # with 2**22 elements, a sum of magnitudes below 2**29 keeps 8 bits of each int16
+_MAX_ELEMENTS = 1 << 22  # a sum of 2**22 int16 magnitudes that fits 29 bits keeps 8 bits of each element
 
 #: U85 sums up to ``_FEW_ROWS`` rows of more than ``_SLOW_ROW`` elements faster in parts of ``_FAST_PART``: a variance
-#: of 16,384 int8 elements takes 24,426 instead of 107,136 cycles on U85-256. Sums of int16 rows below
-#: ``_MAX_EXACT_ROW`` fit without a shift.
+#: of 16,384 int8 elements takes 24,426 instead of 107,136 cycles on U85-256. Rows of ``_MAX_EXACT_ROW`` or more
+#: elements are not split for speed, because the sums of int16 parts would need a shift (``ReductionView.sum_of``).
 _FEW_ROWS, _SLOW_ROW, _FAST_PART, _MAX_EXACT_ROW = 8, 1024, 512, 1 << 15
 
 
@@ -33,7 +33,7 @@ class ReductionView:
     parts, is split into ``parts`` of equal length, which lie along axis ``axis`` - 1.
 
     Attributes:
-        x: the stored integers, from which the zero point is not subtracted. It cancels in differences between elements.
+        x: the stored integers. The zero point is not subtracted, because it cancels in differences between elements.
         zero_point: the integer that represents 0.
         axis: the axis of ``x`` that is reduced.
         shape: shape of the original tensor.

@@ -25,7 +25,7 @@ def mean(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams) ->
     (``ReductionView.sum_of``).
 
     Raises:
-        Unsupported: the conditions of ``ReductionView.from_tensor``.
+        Unsupported: under the conditions of ``ReductionView.from_tensor``.
     """
     rows = ReductionView.from_tensor(b, x, q, axes, "mean")
     total = rows.sum(q.zero_point)
@@ -36,7 +36,7 @@ def sum_(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams) ->
     """Sum over ``axes``, as with ``keepdim=True``. Rounding errors are those of ``mean``.
 
     Raises:
-        Unsupported: the conditions of ``ReductionView.from_tensor``.
+        Unsupported: under the conditions of ``ReductionView.from_tensor``.
     """
     return _restore_axes(x, axes, ReductionView.from_tensor(b, x, q, axes, "sum").sum(q.zero_point), out)
 
@@ -48,7 +48,7 @@ def reduce_max(b: Builder, x: Value, q: QParams, axis: int) -> Value:
     parts. The caller reshapes it.
 
     Raises:
-        Unsupported: the conditions of ``ReductionView.from_tensor``.
+        Unsupported: under the conditions of ``ReductionView.from_tensor``.
     """
     return ReductionView.from_tensor(b, x, q, (axis,), "amax").max().value
 
@@ -61,13 +61,13 @@ def var(b: Builder, x: Value, q: QParams, axes: Sequence[int], correction: float
     result's range is much smaller than the input's.
 
     Raises:
-        Unsupported: the conditions of ``ReductionView.from_tensor``; or the scale of the result of an int16 x is below
-            the scale of the sum of squares.
+        Unsupported: under the conditions of ``ReductionView.from_tensor``; or the scale of the result of an int16 x is
+            below the scale of the sum of squares.
     """
     rows = ReductionView.from_tensor(b, x, q, axes, "var")
     n = rows.n
     if q.dtype is DType.INT8:
-        squares, bits = _sum_squared_deviations_int8(rows)
+        squares, bits = _sum_squared_deviations_in_30_bits(rows)
     else:
         x_q2 = rows.x.with_scale(1.0).to_int32_with_fraction_bits(2)
         deviation_q2 = x_q2 - rows.mean(2).with_scale(x_q2.scale)  # Q2, up to 2**18
@@ -88,11 +88,11 @@ def std(b: Builder, x: Value, q: QParams, axes: Sequence[int], correction: float
     For int16, each row has its own exponent (``SumOfSquares``).
 
     Raises:
-        Unsupported: the conditions of ``ReductionView.from_tensor``.
+        Unsupported: under the conditions of ``ReductionView.from_tensor``.
     """
     rows = ReductionView.from_tensor(b, x, q, axes, "std")
     if q.dtype is DType.INT8:
-        squares, bits = _sum_squared_deviations_int8(rows)
+        squares, bits = _sum_squared_deviations_in_30_bits(rows)
         root = sqrt(squares.maximum(0).with_scale(1.0))
         root = root.with_scale(root.scale * 2.0 ** (-bits / 2))
     else:
@@ -100,7 +100,7 @@ def std(b: Builder, x: Value, q: QParams, axes: Sequence[int], correction: float
     return _restore_axes(x, axes, root.with_scale(root.scale * float(q.scale) / math.sqrt(rows.n - correction)), out)
 
 
-def _sum_squared_deviations_int8(rows: ReductionView) -> tuple[FixedPoint, int]:
+def _sum_squared_deviations_in_30_bits(rows: ReductionView) -> tuple[FixedPoint, int]:
     """Return the sum of (x - mean)**2 with ``bits`` fractional bits, below 2**30, and ``bits``."""
     bits = min(14, math.floor(29.9 - math.log2(rows.n * (1 << 14))))
     return sum_squared_deviations_int8(rows, bits, centre=True)[0], bits

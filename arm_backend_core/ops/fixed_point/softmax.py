@@ -20,8 +20,9 @@ I16, I32 = DType.INT16, DType.INT32
 #: Range of the exponential's argument: exp(-EXP_INPUT_RANGE) * Q15_MAX = 0.5, so the exponentials of elements further
 #: below the maximum round to 0.
 EXP_INPUT_RANGE = math.log(2 * Q15_MAX)
-#: Longest row without further tables. Half a step of error in each of its n exponentials is at most n / 2 of a sum of
-#: at least Q15_MAX. This cannot change an int8 probability by a step.
+#: Longest row without further tables. Each exponential has an error of up to half a step, so the sum of n exponentials,
+#: which is at least Q15_MAX, has an error of up to n / 2. Up to this row length, this error cannot change an int8
+#: probability by a step.
 MAX_PLAIN_ROW_LENGTH = 224
 #: Factor by which a second table scales the small exponentials of a long sum.
 TAIL_GAIN = 64
@@ -34,8 +35,8 @@ def softmax(b: Builder, x: Value, q: QParams, axis: int, out: QParams) -> Value:
     Each rounding changes a probability by at most 2**-16. ``_sum_exponentials`` bounds the error of the sum.
 
     Raises:
-        Unsupported: the conditions of ``ReductionView.from_tensor``; a row is too long; or the result's scale is below
-            2**-16.
+        Unsupported: under the conditions of ``ReductionView.from_tensor``; a row is too long; or the result's scale is
+            below 2**-16.
     """
     rows = ReductionView.from_tensor(b, x, q, (axis,), "softmax")
     _require_min_scale(out, 2.0**-16, "softmax")
@@ -57,8 +58,8 @@ def log_softmax(b: Builder, x: Value, q: QParams, axis: int, out: QParams) -> Va
     """Log-softmax over ``axis``: x - max - ln(sum(exp(x - max))), added in int32 at a scale of 2**-20 or coarser.
 
     Raises:
-        Unsupported: the conditions of ``ReductionView.from_tensor``; a row is too long; or the result's scale is below
-            2**-15 or below the scale of the addition.
+        Unsupported: under the conditions of ``ReductionView.from_tensor``; a row is too long; or the result's scale is
+            below 2**-15 or below the scale of the addition.
     """
     rows = ReductionView.from_tensor(b, x, q, (axis,), "log_softmax")
     if rows.n == 1:

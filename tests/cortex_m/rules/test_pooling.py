@@ -146,7 +146,7 @@ REFUSALS = {
     ),
     "ceil_mode and padding that counts": (
         Case("", nn.AvgPool2d(3, 2, 1, ceil_mode=True), [(1, 3, 6, 8)]),
-        "the pooling kernels count no padding in ceil_mode",
+        "with ceil_mode, the kernels compute only averages that exclude padding",
     ),
     "softmax of a scalar": (Case("", lambda x: x.softmax(0), [()]), "a tensor without dimensions"),
     "sum of a scalar": (Case("", lambda x: x.sum(-1), [()]), "a tensor without dimensions"),
