@@ -38,12 +38,13 @@ _MAX_ERROR = 2.0**-10
 def spatial_mean(
     b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams, *, is_only_user: bool
 ) -> Value | None:
-    """Mean of int8 or int16 ``x`` over one or two adjacent ``axes``, as with ``keepdim=True``, in parameters ``out``.
+    """Mean of int8 or int16 ``x`` over one or two adjacent ``axes``, as with ``keepdim=True``, quantized with ``out``.
 
     Between the convolutions, the partial sums are int16. They are exact if they fit int16. Otherwise each is rounded.
     The rounding error of the mean is then up to 2**-9 of a step of an int8 ``x``, or half a step of an int16 ``x``.
-    This is too much if the result's range is only a few steps of ``x``, for example if means of many elements are close
-    to 0: for [1, 32, 112, 112] with zero mean in A16W8, convolutions gave an SQNR of 38 dB, and REDUCE_SUM gives 78 dB.
+    This error is too large if the result's range is only a few steps of ``x``, for example if means of many elements
+    are close to 0: for [1, 32, 112, 112] with zero mean in A16W8, convolutions gave an SQNR of 38 dB, and REDUCE_SUM
+    gives 78 dB.
 
     Args:
         is_only_user: whether no other operator reads ``x``. On an Ethos-U, a RESHAPE of a tensor with other readers may
@@ -92,7 +93,7 @@ def _is_image_row_or_column(b: Builder, x: Value, axes: Sequence[int]) -> bool:
 def window_means(
     b: Builder, image: Value, q: QParams, kernel: Sequence[int], stride: Sequence[int], out: QParams
 ) -> Value:
-    """Mean of each window of int8 or int16 ``image`` [N, H, W, C], rounded once, in parameters ``out``.
+    """Mean of each window of int8 or int16 ``image`` [N, H, W, C], rounded once and quantized with ``out``.
 
     Raises:
         Unsupported: the target does not support the depthwise convolution.
