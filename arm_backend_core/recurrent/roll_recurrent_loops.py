@@ -4,9 +4,9 @@ A recurrent layer is unrolled before quantization, and all its steps have the sa
 into a ``torch.scan`` over chunks of steps. ExecuTorch's runtime calls the delegate of a chunk repeatedly, so weights
 and commands of one chunk are compiled and stored once.
 
-The results equal those of the unrolled steps, because a call passes the same numbers to the next call as a step passes
-to the next step. One exception: an unrolled first step with a zero state is rounded less often, so its last bit may
-differ.
+The results equal the results of the unrolled steps, because a call passes the same numbers to the next call as a step
+passes to the next step. One exception: an unrolled first step with a zero state is rounded less often, so the last bit
+of its result may differ.
 """
 
 from __future__ import annotations
@@ -101,14 +101,14 @@ class LoopRolling:
         """Roll the long layers of ``program`` into loops.
 
         Returns:
-            A new program. ``program`` itself if it gets no loop, unless it has recurrent layers that are not unrolled
-            (a float program): their steps are then unrolled in the new program.
+            A new program, in which the long layers are loops. If no layer becomes a loop: ``program`` itself, or, for a
+            float program whose recurrent layers are not unrolled yet, a new program in which they are unrolled.
         """
         if self.steps_per_call is None:
             return program
         if any(
             node.target in RECURRENT_OPS for node in program.graph.nodes
-        ):  # only in float programs, because quantization has unrolled the layers of others
+        ):  # a float program: quantization unrolls the layers of quantized programs
             program = copy_program(program)
             assign_debug_handles(program.graph)
             program = prepare_program(program, spec.target)
@@ -190,7 +190,8 @@ def _replace_by_loop(program: ExportedProgram, layer: UnrolledLayer, count: int,
 def _bypass_stacks(graph: Graph) -> None:
     """Let readers of one element of a stack of step outputs read the step output. The stack may become dead code.
 
-    Readers inside recurrent steps do not change, nor do those that quantize with other parameters than the step output.
+    Readers inside recurrent steps do not change. Readers that quantize with other parameters than the step output do
+    not change either.
     """
     for stack in graph.find_nodes(op="call_function", target=aten.stack.default):
         parts, dim = cast(list[Node], stack.args[0]), cast(int, stack.args[1] if len(stack.args) > 1 else 0)

@@ -35,7 +35,8 @@ _PRODUCT_OPS = {getattr(torch.ops.aten, name).default for name in ("matmul", "bm
 _PRODUCT_OPS |= {torch.ops.aten.mul.Tensor, torch.ops.aten.sum.dim_IntList}
 #: Smallest upper bound of a probability range. The scale is then 2**-14, four times the error of the integer softmax.
 _MIN_UPPER_BOUND = 2.0**-6
-#: Constants whose largest-to-smallest ratio reaches this value count as frequencies of an embedding.
+#: A constant is treated as the frequencies of an embedding if the ratio of its largest to its smallest magnitude is at
+#: least this.
 _MIN_FREQUENCY_RATIO = 64.0
 
 
