@@ -90,7 +90,9 @@ def _matmul(cx: Context, a: Operand, b: Operand) -> Value:
         # The accumulator of TOSA is INT32 for int8, and FP32 for FP16 and BF16.
         return cx.b.cast(cx.b.matmul(a.value, b.value), cx.dtype)
     if a.value.dtype is not b.value.dtype:
-        raise Unsupported("a matrix product of an int8 and an int16 operand; TOSA has none with mixed types")
+        raise Unsupported(
+            "a matrix product of an int8 and an int16 operand; TOSA's MATMUL needs operands of equal types"
+        )
     left, right = cx.to_fixed_point(a), cx.to_fixed_point(b)
     if a.value.dtype is DType.INT16 and type_refusal(cx.target, "MATMUL", (DType.INT16, DType.INT16), DType.INT48):
         return _int16_matmul_by_bytes(cx, left, right)

@@ -132,7 +132,7 @@ def _build_table(
 
 
 def evaluate_on_operand(function: Callable[[Array], Array], q: QParams, oversampling: int = 1) -> Array:
-    """Evaluate ``function`` at q.dequantize(i / oversampling) for i = -32768 ... 32768; 65537 float64 values."""
+    """Evaluate ``function`` at q.dequantize(i / oversampling) for i in ``_INT16_OPERANDS``; 65537 float64 values."""
     return np.asarray(function(q.dequantize(_INT16_OPERANDS / oversampling)), dtype=np.float64)
 
 
@@ -278,7 +278,7 @@ def _find_best_correction(
     )
 
 
-#: Every int16, and 32768, which is the input of a TABLE's last entry.
+#: -32768 ... 32768: every int16, and 32768, which is the input of a TABLE's last entry.
 _INT16_OPERANDS = np.arange(-32768, 32769)
 
 

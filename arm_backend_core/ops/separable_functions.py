@@ -31,8 +31,8 @@ def factorize(sample_bytes: bytes, step: float, max_error: float) -> tuple[Array
     factors to int16, and at most ``_MAX_RANK``.
 
     Args:
-        sample_bytes: the function's values at -32768 ... 32768 (float64) as bytes, because the cache needs a hashable
-            argument.
+        sample_bytes: the function's values (``lookup.evaluate_on_operand``) as bytes, because the cache needs a
+            hashable argument.
         step: the scale of the result.
         max_error: the largest error that is permitted, with the rounding.
 

@@ -268,7 +268,7 @@ class ObservedProgram(torch.nn.Module):
         maximum in their place. If the results equal ``results``, a note replaces the error.
 
         Args:
-            ranges: (minimum, maximum) of the finite values, by node with non-finite ones.
+            ranges: {node with non-finite values: (minimum, maximum) of its finite values}.
             results: results with finite values in place of the non-finite ones.
 
         Raises:

@@ -168,23 +168,25 @@ class _ChunkCompiler:
         return body
 
 
-def _replace_by_loop(program: ExportedProgram, layer: UnrolledLayer, count: int, compiler: _ChunkCompiler) -> None:
+def _replace_by_loop(
+    program: ExportedProgram, layer: UnrolledLayer, steps_per_call: int, compiler: _ChunkCompiler
+) -> None:
     """Replace the steps by a loop.
 
     The steps stay if one call computes all of them, if ``_find_initial_states`` returns None, or if one delegate cannot
     compute a whole chunk.
     """
     total, name = len(layer.steps), compiler.next_name()
-    initial_states = _find_initial_states(program, layer) if count < total else None
+    initial_states = _find_initial_states(program, layer) if steps_per_call < total else None
     if initial_states is None:
         return
-    calls = -(-total // count)
-    final_carries = set(initial_states) if calls * count == total else set()
+    calls = -(-total // steps_per_call)
+    final_carries = set(initial_states) if calls * steps_per_call == total else set()
     stacked = list(dict.fromkeys(x.port for x in layer.outputs if x.step < total - 1 or x.port not in final_carries))
-    body = compiler.compile_chunk(ChunkBuilder(layer, program, count).build(stacked), calls)
+    body = compiler.compile_chunk(ChunkBuilder(layer, program, steps_per_call).build(stacked), calls)
     if body is not None:
         program.graph_module.add_module(name, body)
-        _insert_loop(program, layer, name, initial_states, stacked, final_carries, count)
+        _insert_loop(program, layer, name, initial_states, stacked, final_carries, steps_per_call)
 
 
 def _bypass_stacks(graph: Graph) -> None:
@@ -219,7 +221,7 @@ def _insert_loop(
     initial_states: Mapping[Port, Node | Tensor],
     stacked: Sequence[Port],
     final_carries: Container[Port],
-    count: int,
+    steps_per_call: int,
 ) -> None:
     """Insert the ``scan`` and replace the outputs of the steps by its results.
 
@@ -230,7 +232,7 @@ def _insert_loop(
         initial_states: operand of each carried state.
         stacked: ports whose values of all steps the loop returns.
         final_carries: states whose final value is the scan's carry. Empty if the last chunk is padded.
-        count: steps of one call.
+        steps_per_call: number of steps that one call computes.
     """
     graph, total = program.graph, len(layer.steps)
     first = list(layer.steps[0].values())
@@ -239,11 +241,13 @@ def _insert_loop(
         states = [
             _insert_state(program, f"{name}_state", x, layer.port_meta(port)) for port, x in initial_states.items()
         ]
-        slices = [_insert_chunked_sequence(writer, total, *sequence, count) for sequence in layer.sequences]
+        slices = [_insert_chunked_sequence(writer, total, *sequence, steps_per_call) for sequence in layer.sequences]
         scan = graph.call_function(SCAN, (graph.get_attr(name), states, slices, ()))
         calls = slices[0].meta["val"].shape[0]
         values = [layer.port_meta(port) for port in initial_states]
-        values += [layer.port_meta(port).new_empty([calls, count, *layer.port_meta(port).shape]) for port in stacked]
+        values += [
+            layer.port_meta(port).new_empty([calls, steps_per_call, *layer.port_meta(port).shape]) for port in stacked
+        ]
         scan.meta = {**copy_meta(first[0], values), DELEGATE_LOOP: True}
         getitems = [graph.call_function(operator.getitem, (scan, i)) for i in range(len(values))]
         for getitem, port, value in zip(getitems, (*initial_states, *stacked), values, strict=True):
@@ -297,9 +301,11 @@ def _insert_state(program: ExportedProgram, name: str, x: Node | Tensor, value: 
     return node
 
 
-def _insert_chunked_sequence(writer: NodeWriter, total: int, read: Slice, first: int, stride: int, count: int) -> Node:
-    """The sequence that the steps read, in step order and zero-padded: [calls, count, ...]."""
-    calls = -(-total // count)
+def _insert_chunked_sequence(
+    writer: NodeWriter, total: int, read: Slice, first: int, stride: int, steps_per_call: int
+) -> Node:
+    """The sequence that the steps read, in step order and zero-padded: [calls, steps_per_call, ...]."""
+    calls = -(-total // steps_per_call)
     x = writer.apply_qdq_ops(read.source, read.source_qdq_ops)
     shape = x.meta["val"].shape
     if read.dim:
@@ -311,20 +317,20 @@ def _insert_chunked_sequence(writer: NodeWriter, total: int, read: Slice, first:
     if stride < 0:
         x = writer.call(aten.flip.default, x, [0], like=x)
     inner_shape = x.meta["val"].shape[1:]
-    if calls * count > total:
+    if calls * steps_per_call > total:
         x = writer.call(
-            aten.constant_pad_nd.default, x, [0] * (2 * len(inner_shape) + 1) + [calls * count - total], like=x
+            aten.constant_pad_nd.default, x, [0] * (2 * len(inner_shape) + 1) + [calls * steps_per_call - total], like=x
         )
-    x = writer.call(aten.view.default, x, [calls, count, *inner_shape], like=x)
+    x = writer.call(aten.view.default, x, [calls, steps_per_call, *inner_shape], like=x)
     return writer.apply_qdq_ops(x, [op.inverse for op in read.source_qdq_ops])
 
 
 def _insert_output_sequence(writer: NodeWriter, stacked: Node, port: Port, total: int) -> Node:
     """The floating-point values of a port in all steps, in step order and without padding."""
     x = writer.dequantize_port(stacked, port)
-    calls, count, *rest = x.meta["val"].shape
-    x = writer.call(aten.view.default, x, [calls * count, *rest], like=x)
-    return x if calls * count == total else writer.call(aten.slice.Tensor, x, 0, 0, total, like=x)
+    calls, steps_per_call, *rest = x.meta["val"].shape
+    x = writer.call(aten.view.default, x, [calls * steps_per_call, *rest], like=x)
+    return x if calls * steps_per_call == total else writer.call(aten.slice.Tensor, x, 0, 0, total, like=x)
 
 
 def _replace_step_outputs(

@@ -149,8 +149,8 @@ class _Parameters:
     """Current values of the parameters, buffers and constants that exactly one operator reads."""
 
     def __init__(self, program: ExportedProgram, names: Collection[str] | None) -> None:
-        self._program, self._known = program, constants_of(program)
-        constants = self._known
+        self._program, self._constants = program, constants_of(program)
+        constants = self._constants
         counts = Counter(tensor_identity(tensor) for tensor in constants.values())
         self._names = {
             spec.arg.name: str(spec.target)
@@ -176,7 +176,7 @@ class _Parameters:
         if [reader.target for reader in readers] != [aten.batch_norm.default]:
             return torch.ones(1)
         args: Any = readers[0].args
-        weight, variance, eps = args[1], self._known.get(args[4]), args[7]
+        weight, variance, eps = args[1], self._constants.get(args[4]), args[7]
         if variance is None:
             return torch.ones(1)
         gain = torch.rsqrt(variance.detach() + eps) * (self.value(weight).abs() if self.is_scalable(weight) else 1.0)
