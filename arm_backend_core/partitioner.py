@@ -34,8 +34,9 @@ class ArmPartitioner(Partitioner):
         keep_on_cpu: predicates; a node for which any of them is true is not delegated. Without effect for Cortex-M.
         require_full_delegation: raise ``FullDelegationError`` if an operator other than quantize and dequantize is not
             delegated.
-        steps_per_call: steps of a recurrent layer that one call of a loop's delegate computes. "auto" chooses a number
-            for long layers and for programs of many steps; None leaves all layers unrolled.
+        steps_per_call: maximum number of time steps of a recurrent layer that one delegate call computes. A layer with
+            more steps becomes a loop of delegate calls. "auto" chooses the number, and makes loops only for layers with
+            many steps and in programs with many steps in total. None: no loops, all layers stay unrolled.
     """
 
     spec_class: type[ArmCompileSpec]

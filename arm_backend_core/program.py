@@ -245,7 +245,7 @@ def avoid_builtin_names(program: ExportedProgram) -> None:
 
 
 def duplicate_dequantize_nodes(program: ExportedProgram) -> None:
-    """Give each reader a dequantize node of its own, so that no delegate shares one with the CPU."""
+    """Duplicate dequantize nodes for each reader, so that a delegate and the CPU do not share a dequantize node."""
     graph = program.graph_module.graph
     for node in list(graph.nodes):
         if node.op != "call_function" or not is_dequantize(node):
@@ -278,14 +278,14 @@ def lowered_modules(module: GraphModule) -> Iterator[LoweredBackendModule]:
             yield from lowered_modules(value)
 
 
-#: Address (or identity, for a tensor without memory), offset, shape, strides and type of a tensor.
+#: Address (``id`` for a tensor without memory), offset, shape, strides and type of a tensor.
 TensorIdentity = tuple[Hashable, ...]
 
 
 def tensor_identity(tensor: torch.Tensor) -> TensorIdentity:
     """A key that is equal for two tensors if they are the same view of the same memory.
 
-    A tensor without memory has a key of its own.
+    No two tensors without memory have the same key.
     """
     memory = tensor.untyped_storage().data_ptr()
     return (memory or id(tensor), tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)

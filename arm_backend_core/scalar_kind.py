@@ -21,7 +21,7 @@ class ScalarKind(Enum):
     COMPLEX = "complex"
 
 
-#: Integral kinds; booleans count as 0 and 1.
+#: Integral kinds; booleans are the integers 0 and 1.
 INTEGER_OR_BOOL = frozenset({ScalarKind.INTEGER, ScalarKind.BOOLEAN})
 
 _DTYPE_NAMES: dict[ScalarKind, str] = {

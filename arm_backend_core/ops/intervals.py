@@ -1,4 +1,4 @@
-"""Interval arithmetic of integers: how the interval of a result follows from those of the operands.
+"""Interval arithmetic of integers: how the interval of a result follows from the operands' intervals.
 
 The records of operators hold these rules (``Record.interval``). ``aten/int64_range_analysis`` applies them to a
 program.
@@ -29,7 +29,7 @@ ASSUMED_INTERVAL: Interval = (INT32[0] >> 1, INT32[1] >> 1)
 #: A product with a constant below this limit is assumed to be a row offset (row number * width).
 _MAX_ROW_WIDTH = 1 << 13
 #: Width of the narrowest integer type. A shift by at least the width gives 0 or the sign.
-_FEWEST_BITS = 8
+_MIN_INTEGER_BITS = 8
 #: Intervals that stand for an omitted bound of ``clamp``.
 _NO_LOWER_BOUND, _NO_UPPER_BOUND = ((end, end) for end in (-(1 << 63), (1 << 63) - 1))
 INT64: Interval = (_NO_LOWER_BOUND[0], _NO_UPPER_BOUND[1])
@@ -86,7 +86,10 @@ def _operands(node: Node, interval_of: IntervalOf) -> list[Interval] | None:
 
 
 def data_movement(node: Node, interval_of: IntervalOf) -> Interval | None:
-    """Interval of an operator that only moves elements: the hull of its tensors. Python numbers are no elements."""
+    """Interval of an operator that only moves elements: the hull of its tensor operands' intervals.
+
+    Arguments that are Python numbers, such as sizes and dimensions, are ignored.
+    """
     return _hull_if_known(map(interval_of, node.all_input_nodes))
 
 
@@ -118,7 +121,11 @@ def element_index(node: Node, interval_of: IntervalOf) -> Interval:
 
 
 def values_and_indices(node: Node, interval_of: IntervalOf) -> Interval | None:
-    """Interval of an operator with two results: elements of the operand, and their indices."""
+    """Interval of an operator with two results: elements of the operand, and their indices.
+
+    For the ``getitem`` of the indices, the rule returns the interval of the indices. It returns None for the
+    ``getitem`` of the elements.
+    """
     if node.target is not operator.getitem:
         return data_movement(node, interval_of)
     return (0, _count_elements(node.all_input_nodes[0])) if node.args[1] == 1 else None
@@ -216,7 +223,7 @@ def clamp(x: Interval, low: Interval = _NO_LOWER_BOUND, high: Interval = _NO_UPP
 
 
 def bitwise_and(x: Interval, y: Interval) -> Interval:
-    """Interval of x & y. An operand that is never negative is an upper bound, and the result is not negative."""
+    """Interval of x & y. A non-negative operand is an upper bound, and makes the result non-negative."""
     limits = [high for low, high in (x, y) if low >= 0]
     return (0, min(limits)) if limits else bitwise_or(x, y)
 
@@ -237,14 +244,17 @@ def bitwise_not(x: Interval) -> Interval:
 
 
 def left_shift(x: Interval, bits: Interval) -> Interval:
-    """Interval of x << bits. It is 0 for negative bits, and for as many bits as the type has."""
+    """Interval of x << bits. The result is 0 if ``bits`` is negative or at least the width of the type."""
     low, high = (min(max(end, 0), 64) for end in bits)
     result = multiply(x, (1 << low, 1 << high))
-    return hull(result, (0, 0)) if bits[0] < 0 or bits[1] >= _FEWEST_BITS else result
+    return hull(result, (0, 0)) if bits[0] < 0 or bits[1] >= _MIN_INTEGER_BITS else result
 
 
 def right_shift(x: Interval, bits: Interval) -> Interval:
-    """Interval of x >> bits. It is the sign, 0 or -1, for negative bits, and for as many bits as the type has."""
+    """Interval of x >> bits.
+
+    The result is 0 or -1, depending on the sign of x, if ``bits`` is negative or at least the width of the type.
+    """
     low, high = (min(max(end, 0), 63) for end in bits)
     if bits[0] < 0:
         high = 63

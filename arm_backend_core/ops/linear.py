@@ -25,8 +25,8 @@ aten = torch.ops.aten
 def linear(cx: Context, x: Operand, weight: Operand, bias: Operand | None = None) -> Value:
     """Linear layer of x [..., IC] and weight [OC, IC], as a 1x1 convolution in which each row of x is a pixel.
 
-    On NPUs that decode weights slowly, MATMUL computes some layers in the time steps of recurrent layers: those with
-    one row of int8 inputs, an int16 result and at least 2**14 weights.
+    On NPUs that decode weights slowly, MATMUL replaces the convolution for some linear layers inside the time steps of
+    recurrent layers: layers with one row of int8 inputs, an int16 result and at least 2**14 weights.
     """
     if x.q is not None and weight.q is None:
         raise Unsupported("its input is quantized but its weight is not")
@@ -37,7 +37,7 @@ def linear(cx: Context, x: Operand, weight: Operand, bias: Operand | None = None
     filters = weight.value.data.reshape(out_channels, 1, 1, in_channels)
     sums = build_accumulator(cx, x, weight, bias, filters, slice(None))
     is_slow_as_conv = 0 < (cx.target.macs or 0) <= cx.target.hardware.slow_weights_max_macs and filters.size >= 1 << 14
-    # Only recurrent layers: all other layers must give equal results on all targets.
+    # MATMUL is limited to recurrent layers, because all other layers must give equal results on all targets.
     is_slow_as_conv = is_slow_as_conv and TIMESTEP_SLOT in cx.node.meta
     if (
         is_slow_as_conv
@@ -90,7 +90,9 @@ def _matmul(cx: Context, a: Operand, b: Operand) -> Value:
         # The accumulator of TOSA is INT32 for int8, and FP32 for FP16 and BF16.
         return cx.b.cast(cx.b.matmul(a.value, b.value), cx.dtype)
     if a.value.dtype is not b.value.dtype:
-        raise Unsupported("a matrix product of an int8 and an int16 operand; TOSA has none with mixed types")
+        raise Unsupported(
+            "a matrix product of an int8 and an int16 operand; TOSA's MATMUL needs operands of equal types"
+        )
     left, right = cx.to_fixed_point(a), cx.to_fixed_point(b)
     if a.value.dtype is DType.INT16 and type_refusal(cx.target, "MATMUL", (DType.INT16, DType.INT16), DType.INT48):
         return _int16_matmul_by_bytes(cx, left, right)
@@ -107,8 +109,8 @@ def _int16_matmul_by_bytes(cx: Context, a: FixedPoint, b: FixedPoint) -> Value:
 
     x = 256 * high + low, with high = floor(x / 256) and 0 <= low <= 255. ``low`` is int8 with zero point -128. So
     a @ b = 2**16 (ah @ bh) + 256 (ah @ bl + al @ bh) + al @ bl. The partial sums are rescaled to one scale before they
-    are added: 2**-14 of the result's scale. If the largest possible sum of K products exceeds 2**29 at that scale, the
-    smallest scale is taken at which it does not.
+    are added: 2**-14 of the result's scale. If the largest possible sum of K products exceeds 2**29 at this scale, a
+    larger scale is used: the smallest at which this sum is at most 2**29.
     """
     radix = 256
 
@@ -119,7 +121,9 @@ def _int16_matmul_by_bytes(cx: Context, a: FixedPoint, b: FixedPoint) -> Value:
         # RESCALE rounds half up, so (x - 128) / 256 is rounded to floor(x / 256).
         high = (x.rescale(DType.INT32, 1.0) - half.rescale(DType.INT32, 1.0)).rescale(DType.INT8, 1 / radix)
         high_part = high.refine_scale(64).rescale(DType.INT16, 4.0)  # its integers are 256 * high
-        scale = 2.0**14  # differs from the scale above: Vela does not fuse a RESCALE that two operators share
+        # Not 1.0 as for ``high``: equal RESCALEs of ``x`` would be merged, and Vela does not fuse a RESCALE that two
+        # operators share.
+        scale = 2.0**14
         remainder = x.rescale(DType.INT32, scale) - high_part.rescale(DType.INT32, scale)
         low = cx.b.rescale(remainder.value, DType.INT8, 1 / scale, 0, DType.INT8.range[0])
         return high, FixedPoint(cx.b, low, 0, radix - 1, zero_point=DType.INT8.range[0])
@@ -131,7 +135,7 @@ def _int16_matmul_by_bytes(cx: Context, a: FixedPoint, b: FixedPoint) -> Value:
     if step > float(cx.q.scale):
         raise Unsupported(
             f"a matrix product over {k} int16 elements, which {cx.target.name} sums at a scale of {step:.2g}; its "
-            f"result has a smaller scale, {float(cx.q.scale):.2g}: calibrate with samples in which it is not constant"
+            f"result has a smaller scale, {float(cx.q.scale):.2g}: calibrate with samples in which the result varies"
         )
 
     def product(left: FixedPoint, right: FixedPoint, byte_weight: int) -> FixedPoint:

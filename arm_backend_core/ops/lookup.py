@@ -32,8 +32,8 @@ def apply_by_table(b: Builder, x: Operand, function: Callable[[Array], Array], q
     TOSA 1.0. It has 513 entries, one for every 128th value, and interpolates linearly. Its result is INT32 with 7
     fractional bits. An int8 operand is multiplied by 256 first, so that it falls on entries exactly. If interpolation
     has a large error in a part of the range, for example at a pole, a finer TABLE for that part adds a correction. For
-    sinusoids with many periods, the error is large everywhere: see ``_emit_sinusoid_by_angle_addition``. So it is for
-    functions of them: see ``separable_functions``.
+    sinusoids with many periods, the error is large everywhere: see ``_emit_sinusoid_by_angle_addition``. The error of
+    functions of such sinusoids is also large everywhere: see ``separable_functions``.
 
     Rounding may move an operand out of the function's domain. The result is then the value at the nearest domain end.
 
@@ -69,7 +69,8 @@ def apply_by_table(b: Builder, x: Operand, function: Callable[[Array], Array], q
             _note_coarse_table(b, approximate(*factors) - samples[:-1], q)
             return emit_separable(operand, *factors).requantize(q)
         _note_coarse_table(b, error, q)
-    # On an NPU, an int8 result goes through int16: a TABLE without a RESCALE to int16 takes six operations.
+    # On an NPU, the TABLE's INT32 result is rescaled to int16 before int8: a TABLE without a RESCALE to int16 takes six
+    # operations.
     if not corrections and not (b.target.hardware.is_npu and q.dtype is DType.INT8):
         low, high = (int(end) << 7 for end in (entries.min(), entries.max()))
         return FixedPoint(b, b.table(index, entries), low, high, scale / 128).requantize(q)
@@ -92,13 +93,13 @@ def _build_table(
     Args:
         sample_bytes: the function's values (``evaluate_on_operand``) as bytes, because the cache needs a hashable
             argument.
-        is_int16: whether the operand is int16, so that it may lie between two entries. An int8 operand always falls on
-            one.
+        is_int16: True for an int16 operand, which may lie between two entries. An int8 operand always falls on an
+            entry.
         qparams: arguments of ``QParams`` for the result.
 
     Returns:
         The phase step (``find_sinusoid_phase_step``; 0 for other functions), the entries, their scale, the corrections
-        (``_correction_tables``), and the errors of the results; zeros if interpolation suffices.
+        (``_correction_tables``), and the errors of the results (zeros if the errors are acceptable).
     """
     samples, q = np.frombuffer(sample_bytes), QParams(*qparams)
     defined_indices = np.flatnonzero(~np.isnan(samples))
@@ -126,19 +127,20 @@ def _build_table(
     error = np.zeros(1)
     if is_int16 and not phase_step:
         error = _interpolation_error(samples, defined_indices, table_q.dequantize(entries), corrections, q)
-    return phase_step, entries, float(table_q.scale), corrections, np.zeros(1) if _suffices(error, q) else error
+    error = np.zeros(1) if _is_acceptable_error(error, q) else error
+    return phase_step, entries, float(table_q.scale), corrections, error
 
 
 def evaluate_on_operand(function: Callable[[Array], Array], q: QParams, oversampling: int = 1) -> Array:
-    """Evaluate ``function`` at q.dequantize(i / oversampling) for i = -32768 ... 32768; 65537 float64 values."""
+    """Evaluate ``function`` at q.dequantize(i / oversampling) for i in ``_INT16_OPERANDS``; 65537 float64 values."""
     return np.asarray(function(q.dequantize(_INT16_OPERANDS / oversampling)), dtype=np.float64)
 
 
 def find_sinusoid_phase_step(samples: Array) -> float:
     """Return the phase difference of neighbouring samples, in radians, if they are values of a fast sinusoid; else 0.
 
-    A sinusoid is fast if it has fewer than 32 entries of a TABLE per period. Linear interpolation then has an error
-    above 0.48% of the amplitude.
+    A sinusoid is fast if a TABLE has fewer than 32 entries per period of the sinusoid. Linear interpolation then has an
+    error above 0.48% of the amplitude.
     """
     neighbour_sums, centres = samples[2:] + samples[:-2], samples[1:-1]
     # f(i - 1) + f(i + 1) = 2 * cos(phase_step) * f(i)
@@ -198,7 +200,7 @@ def _correction_tables(
         ends = grid_q.real_range
         error[defined_indices] = (np.clip(samples, *ends) - np.clip(interpolated, *ends))[defined_indices]
     for _ in range(2):
-        if _suffices(result_error, q):
+        if _is_acceptable_error(result_error, q):
             return
         reduction, start, refinement, values, remaining = max(
             (_find_best_correction(table_error, result_error, refinement) for refinement in (128, 32, 8)),
@@ -212,7 +214,7 @@ def _correction_tables(
             error[start : start + remaining.size] = remaining
 
 
-def _suffices(error: Array, q: QParams) -> bool:
+def _is_acceptable_error(error: Array, q: QParams) -> bool:
     """Whether the error is at most 2**-9 of the result's range (half a step of int8), or 2**-13 in root mean square."""
     full_range = float(q.scale) * (q.qmax - q.qmin)
     largest: float = np.abs(error).max()
@@ -220,7 +222,7 @@ def _suffices(error: Array, q: QParams) -> bool:
 
 
 def _note_coarse_table(b: Builder, error: Array, q: QParams) -> None:
-    """Add a note to the report if half of the results have an error above 2**-10 of the range, as for a fast chirp.
+    """Add a note to the report if half of the results have an error above 2**-10 of the range (a fast chirp).
 
     A jump or a pole gets no note, because only the few results near it have a large error.
     """
@@ -276,7 +278,7 @@ def _find_best_correction(
     )
 
 
-#: Every int16, and 32768, which is the input of a TABLE's last entry.
+#: -32768 ... 32768: every int16, and 32768, which is the input of a TABLE's last entry.
 _INT16_OPERANDS = np.arange(-32768, 32769)
 
 

@@ -114,7 +114,10 @@ def repeat(cx: Context, x: Operand, repeats: Sequence[int]) -> Value:
 
 
 def _requantize_to_first(cx: Context, tensors: Sequence[Operand]) -> list[Value]:
-    """Requantize all operands to the parameters of the first, which are also the result's; cast plain operands."""
+    """Requantize all operands to the parameters of the first operand, which are also the result's parameters.
+
+    If the operands are not quantized, cast them to the type of the result.
+    """
     first = tensors[0].q
     if any((x.q is None) != (first is None) for x in tensors):
         raise Unsupported("some of its operands are quantized and others are not; annotate all (set_global)")
@@ -224,7 +227,7 @@ def pad(cx: Context, x: Operand, pad: Sequence[int], mode: str = "constant", val
     **_SHARED,
 )
 def edge_pad(cx: Context, x: Operand, padding: Sequence[int]) -> Value:
-    """Reflection and replication padding, to which ``F.pad`` dispatches, of one, two and three dimensions."""
+    """Reflection and replication padding of one, two or three dimensions; ``F.pad`` calls these operators."""
     mode = "reflect" if "reflection" in str(cx.node.target) else "replicate"
     return cast(Value, pad.lower(cx, x, padding, mode))
 

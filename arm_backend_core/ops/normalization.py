@@ -220,5 +220,5 @@ def log_softmax(cx: Context, x: Operand, dim: int, *_: object, **__: object) -> 
 
 
 _RECORDS = (batch_norm, layer_norm, rms_norm, group_norm, instance_norm, softmax, safe_softmax, log_softmax)
-for _record in _RECORDS:  # one rule for both; it checks whether operands are quantized
+for _record in _RECORDS:  # each rule handles plain and quantized operands
     _record.integer_rule(_record.lower)

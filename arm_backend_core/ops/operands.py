@@ -35,7 +35,7 @@ _DTYPES = {
 
 
 def has_tosa_dtype(dtype: torch.dtype) -> bool:
-    """Whether ``to_tosa_dtype`` maps a PyTorch element type to a TOSA type. int64 counts, because it maps to INT32."""
+    """Whether ``to_tosa_dtype`` maps a PyTorch element type to a TOSA type. True for int64, which maps to INT32."""
     return dtype in _DTYPES
 
 

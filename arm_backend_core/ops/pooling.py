@@ -132,7 +132,10 @@ def avg_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Value:
-    """Average pooling. TOSA does not count its own padding, so padding that PyTorch counts is a PAD with zeros."""
+    """Average pooling.
+
+    AVG_POOL2D does not count its padding in the divisor. Padding that PyTorch counts becomes a PAD with zeros.
+    """
     spatial = 1 if "avg_pool1d" in str(cx.node.target) else 2
     image, q = to_nhwc_image(cx.b, x.value, spatial + 2), x.q
     window = _make_window(cx, image, spatial, kernel_size, stride, padding)
@@ -153,7 +156,7 @@ def avg_pool(
         result = _average_pool(cx, q, image, window)
         result = result if factor == 1 else cx.b.mul(result, cx.to_value(factor))
     elif factor < 0:
-        raise Unsupported(f"divisor_override={divisor_override} on integers; use its magnitude, negate the result")
+        raise Unsupported(f"a negative divisor_override={divisor_override}; use its magnitude and negate the result")
     else:  # scale the sum, so that it is rounded once
         scaled = replace(q, scale=float(q.scale) * factor)
         result = window_means(cx.b, image, scaled, window.kernel, window.stride, cx.q)

@@ -38,7 +38,7 @@ class _Division:
         cx: the context.
         x: the dividend.
         y: the divisor.
-        base: the divisor as a function of an int8 tensor, if it is one.
+        base: the divisor as a function of an int8 tensor; None if it is no such function.
     """
 
     cx: Context
@@ -48,12 +48,12 @@ class _Division:
 
     @property
     def unit(self) -> float:
-        """The quotient of the integers 1 and 1, in steps of the result."""
+        """The real value of the integer quotient 1 / 1, in steps of the result."""
         return self.x.scale / self.y.scale / float(self.cx.q.scale)
 
     @property
     def divisors(self) -> Array | None:
-        """The integers that the divisor can be, if they are few."""
+        """The possible integers of a divisor that is constant or a function of an int8 tensor; None for others."""
         values = self.base.values if self.base is not None else self.y.value.data
         return None if values is None else values.astype(np.int64) - self.y.zero_point
 
@@ -88,7 +88,10 @@ def _tighten_range(x: FixedPoint) -> FixedPoint:
 
 
 def _to_int32(y: FixedPoint) -> FixedPoint:
-    """The integers of a divisor as INT32. A MUL converts int16: each reader of a RESCALE would get one of its own."""
+    """Convert the integers of a divisor to INT32.
+
+    A MUL converts int16, because a RESCALE would be duplicated for each of its readers.
+    """
     return (y.to_int32_with_fraction_bits(0) if y.dtype is I16 else y.to_int32()).with_scale(1.0)
 
 
@@ -98,12 +101,12 @@ def _to_int32(y: FixedPoint) -> FixedPoint:
 def _divide_to_int8(division: _Division) -> Value:
     """x * (1 / y) with int16 reciprocals.
 
-    The reciprocals have a common scale if the scale of the largest one suffices for the others. Otherwise, each is a
-    mantissa with an exponent, and the product is shifted by the exponents.
+    The reciprocals have a common scale if the scale of the largest reciprocal is precise enough for all others.
+    Otherwise, each reciprocal is a mantissa with an exponent, and the product is shifted by the exponent.
 
-    The exponents contain a bias, with which the unit of the shifted products is 1/32 to 1/16 step of the result.
-    Exponents are clipped to at least 0, and are 0 for a divisor of 0. A nonzero product is then at least 2**14 units if
-    its exponent was clipped or its divisor is 0, so that it saturates as the quotient does.
+    A bias is added to the exponents, so that one unit of the shifted products is 1/32 to 1/16 step of the result.
+    Exponents are clipped to at least 0, and are 0 for a divisor of 0. If the exponent was clipped or the divisor is 0,
+    a nonzero product is at least 2**14 units. It then saturates, as the exact quotient does.
     """
     dividend = division.x.to_int16().with_scale(1.0)
     reciprocal = _reciprocals_with_common_scale(division)
@@ -174,8 +177,9 @@ def _tabulate_mantissas(cx: Context, base: Int8Function, zero_point: int, bias: 
 def _compute_mantissas(y: FixedPoint, bias: int) -> tuple[FixedPoint, FixedPoint]:
     """As ``_tabulate_mantissas``, for an INT32 divisor whose magnitude is at most 2**15, by normalization.
 
-    With z leading zeros of abs(y), y << (z - 2) is m * 2**29 with 1 <= abs(m) < 2. The exponent is 31 - z. The index is
-    rounded by a SUB, because on U85 the RESCALE to int16 alone takes twice the cycles of a SUB with it.
+    With z leading zeros of abs(y), y << (z - 2) is m * 2**29 with 1 <= abs(m) < 2. The exponent is 31 - z. A SUB in
+    front of the RESCALE to int16 rounds the index: on U85, a SUB with a fused RESCALE takes half the cycles of a
+    RESCALE alone.
     """
     zeros = (y if y.low >= 0 else abs(y)).leading_zeros()
     normalized = y.shift_left(zeros - 2, 1 << 30)
@@ -185,7 +189,8 @@ def _compute_mantissas(y: FixedPoint, bias: int) -> tuple[FixedPoint, FixedPoint
     entries[255:257] = Q15_MAX  # the mantissa of 1 / 0
     mantissa = index.apply_table(entries, 1.0)
     shift = zeros.full_like(31 + bias) - zeros
-    if y.low <= 0 <= y.high and bias > 0:  # 0 for y = 0, which has 32 leading zeros, and no limit for y = 1
+    # This bound is 0 for y = 0, which has 32 leading zeros. It limits no other shift: for abs(y) = 1, both are equal.
+    if y.low <= 0 <= y.high and bias > 0:
         shift = shift.minimum((zeros.full_like(32) - zeros).mul(bias).with_scale(1.0))
     shift = shift.maximum(0) if shift.low < 0 else shift
     return mantissa, shift.minimum(31) if shift.high > 31 else shift

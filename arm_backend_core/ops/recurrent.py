@@ -33,7 +33,7 @@ class NodeEmitter(Protocol):
         """Raises Unsupported if PyTorch cannot trace the function."""
 
     def copy_node(self, node: Node, **arguments: Any) -> Node:
-        """Emit a copy of an operator with other values of some arguments, without a trace."""
+        """Emit a copy of an operator with other values of some arguments, without tracing the operator again."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Cell:
     Attributes:
         step: maps the input projection (a tensor for each of ``groups``), the states and the other parameters to the
             new states.
-        order: permutation of the gates from PyTorch's order to that of ``step``.
+        order: permutation of the gates from PyTorch's order to the order in which ``step`` takes them.
         groups: sizes of groups of consecutive gates with the same activation function. One TABLE computes each group.
         merges_biases: whether input bias and recurrent bias can be merged, because both projections are only added.
     """

@@ -155,7 +155,10 @@ def nearest(
 def _resize_nearest_vec(
     cx: Context, x: Operand, output_size: Sequence[int] | None, scale_factors: Any = None, *, shift: float
 ) -> Value:
-    """The overloads that torch.export emits. The "exact" one (shift 0.5) reads at the centre of the output element."""
+    """Nearest-neighbour upsampling, by the overloads that torch.export emits.
+
+    The "exact" overload (``shift`` 0.5) reads the input at the centre of the output element.
+    """
     return _resize_nearest(cx, x, _split_scale_factors(scale_factors), shift)
 
 
@@ -169,7 +172,8 @@ op(aten._upsample_nearest_exact2d.vec, kind=AnnotationKind.SHARED)(partial(_resi
 def _linear_sampling(size: int, out: int, factor: float | None, align_corners: bool) -> _AxisSampling:
     """Sampling with aligned corners or aligned pixel centres.
 
-    If all outputs equal the first input element, it is the sampling of one element, which ``bilinear`` repeats.
+    If all outputs equal the first input element, return the sampling of a single element. ``bilinear`` then tiles its
+    result to the output size.
     """
     if size == 1 or (out == 1 and align_corners):
         return _AxisSampling(1, 1, Fraction(1), Fraction(0))

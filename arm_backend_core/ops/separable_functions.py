@@ -31,14 +31,14 @@ def factorize(sample_bytes: bytes, step: float, max_error: float) -> tuple[Array
     factors to int16, and at most ``_MAX_RANK``.
 
     Args:
-        sample_bytes: the function's values at -32768 ... 32768 (float64) as bytes, because the cache needs a hashable
-            argument.
+        sample_bytes: the function's values (``lookup.evaluate_on_operand``) as bytes, because the cache needs a
+            hashable argument.
         step: the scale of the result.
         max_error: the largest error that is permitted, with the rounding.
 
     Returns:
-        u of shape [rank, 256] for h = -128 ... 127, and v of shape [rank, 256] for l = 0 ... 255. None if the error is
-        larger, or if a value is not finite.
+        u of shape [rank, 256] for h = -128 ... 127, and v of shape [rank, 256] for l = 0 ... 255. None if the error
+        exceeds ``max_error``, or if a value is not finite.
     """
     samples = np.frombuffer(sample_bytes)[:-1]
     if not np.isfinite(samples).all():
@@ -49,7 +49,7 @@ def factorize(sample_bytes: bytes, step: float, max_error: float) -> tuple[Array
     ranks = range(1, _MAX_RANK + 1)
     rank = next((n for n in ranks if np.abs(u[:, :n] @ v[:n] - matrix).max() <= step / 2), _MAX_RANK)
     u, v = u[:, :rank].T, v[:rank]
-    u = np.rint(u / _scale(u)) * _scale(u)
+    u = np.rint(u / _finest_int16_scale(u)) * _finest_int16_scale(u)
     if np.linalg.matrix_rank(u) == rank:
         v = np.linalg.lstsq(u.T, matrix, rcond=None)[0]  # least squares: v compensates the rounding of u
     return (u, v) if np.abs(approximate(u, v) - samples).max() <= max_error else None
@@ -73,7 +73,7 @@ def emit_separable(x: FixedPoint, u: Array, v: Array) -> FixedPoint:
     total: FixedPoint | None = None
     partial_sum = np.zeros((256, 256))
     for u_entries, v_entries in zip(np.rint(u / u_scale), np.rint(v / v_scale), strict=True):
-        factors = [_table(index, entries) for index, entries in zip(indices, (u_entries, v_entries), strict=True)]
+        factors = [_look_up(index, entries) for index, entries in zip(indices, (u_entries, v_entries), strict=True)]
         product = factors[0].mul(factors[1]).with_scale(u_scale * v_scale)
         partial_sum += np.abs(np.outer(u_entries, v_entries))
         total = product if total is None else total.add(product, int(partial_sum.max()))
@@ -82,18 +82,21 @@ def emit_separable(x: FixedPoint, u: Array, v: Array) -> FixedPoint:
 
 
 def _choose_scales(u: Array, v: Array) -> tuple[float, float]:
-    """One scale for u and one for v: int16 holds the factors, and INT32 the sum of the products' magnitudes."""
-    u_scale, v_scale = _scale(u), _scale(v)
+    """Choose the scales of u and v.
+
+    int16 holds the scaled factors, and INT32 holds the sum of the products' magnitudes.
+    """
+    u_scale, v_scale = _finest_int16_scale(u), _finest_int16_scale(v)
     total = float((np.abs(u).T @ np.abs(v)).max()) / (u_scale * v_scale)
     return u_scale, v_scale * max(total / _MAX_SUM, 1.0)
 
 
-def _scale(x: Array) -> float:
+def _finest_int16_scale(x: Array) -> float:
     """The finest scale with which int16 holds the numbers and, for the TABLE, the differences of neighbours."""
     return max(float(np.abs(x).max()), float(np.abs(np.diff(x)).max()), 1e-30) / (Q15_MAX - 1)
 
 
-def _table(index: FixedPoint, entries: Array) -> FixedPoint:
+def _look_up(index: FixedPoint, entries: Array) -> FixedPoint:
     """Look up 256 entries for -128 ... 127 by an index that is 128 times the byte."""
     byte = np.arange(-256, 257).clip(-128, 127)
     return index.apply_table(entries[byte + 128], 1.0)

@@ -38,12 +38,13 @@ _MAX_ERROR = 2.0**-10
 def spatial_mean(
     b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams, *, is_only_user: bool
 ) -> Value | None:
-    """Mean of int8 or int16 ``x`` over one or two adjacent ``axes``, as with ``keepdim=True``, in parameters ``out``.
+    """Mean of int8 or int16 ``x`` over one or two adjacent ``axes``, as with ``keepdim=True``, quantized with ``out``.
 
     Between the convolutions, the partial sums are int16. They are exact if they fit int16. Otherwise each is rounded.
     The rounding error of the mean is then up to 2**-9 of a step of an int8 ``x``, or half a step of an int16 ``x``.
-    This is too much if the result's range is only a few steps of ``x``, for example if means of many elements are close
-    to 0: for [1, 32, 112, 112] with zero mean in A16W8, convolutions gave an SQNR of 38 dB, and REDUCE_SUM gives 78 dB.
+    This error is too large if the result's range is only a few steps of ``x``, for example if means of many elements
+    are close to 0: for [1, 32, 112, 112] with zero mean in A16W8, convolutions gave an SQNR of 38 dB, and REDUCE_SUM
+    gives 78 dB.
 
     Args:
         is_only_user: whether no other operator reads ``x``. On an Ethos-U, a RESHAPE of a tensor with other readers may
@@ -57,7 +58,7 @@ def spatial_mean(
     axes = sorted(axes)
     if len(axes) == x.rank or len(axes) > 2 or axes != list(range(axes[0], axes[-1] + 1)) or x.rank > 4:
         return None
-    if _is_image_row_or_column(b, x, axes):
+    if _is_mean_over_image_side(b, x, axes):
         kernel = (1, x.shape[3]) if axes == [3] else (x.shape[2], 1)
         return to_nchw(b, window_means(b, to_nhwc(b, x), q, kernel, (1, 1), out))
     lead, reduced, trail = x.shape[: axes[0]], [x.shape[i] for i in axes], x.shape[axes[-1] + 1 :]
@@ -77,8 +78,8 @@ def spatial_mean(
     return b.reshape(result, kept_shape)  # the reduced axes have size 1, so a RESHAPE restores the order of axes
 
 
-def _is_image_row_or_column(b: Builder, x: Value, axes: Sequence[int]) -> bool:
-    """Whether the mean is over the height or the width of an image that is stored as [N, H, W, C], in one kernel.
+def _is_mean_over_image_side(b: Builder, x: Value, axes: Sequence[int]) -> bool:
+    """Whether the mean is over the height or the width of an image stored as [N, H, W, C], and one kernel covers it.
 
     BC-ResNet and coordinate attention compute such means. The image stays in its layout, without TRANSPOSEs. For
     x + conv(mean(x)) with [1, 32, 20, 48], Vela 5.2 estimates 154,758 instead of 221,754 cycles on U55-128 and 53,470
@@ -92,7 +93,7 @@ def _is_image_row_or_column(b: Builder, x: Value, axes: Sequence[int]) -> bool:
 def window_means(
     b: Builder, image: Value, q: QParams, kernel: Sequence[int], stride: Sequence[int], out: QParams
 ) -> Value:
-    """Mean of each window of int8 or int16 ``image`` [N, H, W, C], rounded once, in parameters ``out``.
+    """Mean of each window of int8 or int16 ``image`` [N, H, W, C], rounded once and quantized with ``out``.
 
     Raises:
         Unsupported: the target does not support the depthwise convolution.

@@ -36,11 +36,12 @@ from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
 Algorithm = Callable[[Builder, Value, DType, int, int, bool], list[Value]]
-#: On targets other than Ethos-U, larger k use ranks, because each step takes eight operators on the whole tensor. So do
-#: smaller k if there are at most 8 * k elements.
+#: On targets other than Ethos-U, k above this limit use selection by rank, because each step of the iterative selection
+#: takes eight operators on the whole tensor. Smaller k use selection by rank if there are at most 8 * k elements.
 _MAX_ITERATIVE_K = 5
 #: On all targets, k above _MAX_ITERATIVE_K needs at most _MAX_RANKED_ELEMENTS elements along the dimension, or at most
-#: _MAX_PAIRS pairs of elements (rows * n * n): 512 elements in one row. With 1024 elements, the CPU is faster.
+#: _MAX_PAIRS pairs of elements (rows * n * n), for example 512 elements in one row. With 1024 elements in one row, the
+#: CPU is faster.
 _MAX_RANKED_ELEMENTS, _MAX_PAIRS = 64, 1 << 18
 #: Maximum number of pairs for selection by rank on Ethos-U. Each takes 6 bytes of SRAM on U55, and 12 on U85.
 _MAX_PAIRS_ON_NPU = 1 << 13
@@ -67,17 +68,19 @@ class _Costs:
     rank_start: float
     min_rows: int
 
-    def iterative(self, rows: int, n: int, k: int) -> float:
+    def iterative_cycles(self, rows: int, n: int, k: int) -> float:
         """Cycles of ``k`` steps on ``rows`` of ``n`` elements."""
         return k * (self.step_start + self.step * max(rows, self.min_rows) * n)
 
-    def by_rank(self, rows: int, n: int) -> float:
+    def ranking_cycles(self, rows: int, n: int) -> float:
         """Cycles of selection by rank."""
         return self.rank_start + self.pair * rows * n * n
 
 
-#: Costs on NPUs without comparison operators (U55, U65), which compare by arithmetic, and on NPUs with them (U85).
-_COSTS_WITHOUT_COMPARISON, _COSTS = _Costs(48, 1200, 45, 10_000, 1), _Costs(23, 300, 4.2, 1_500, 2)
+#: Costs on NPUs without comparison operators (U55, U65), which compare by arithmetic.
+_COSTS_WITHOUT_COMPARISON = _Costs(48, 1200, 45, 10_000, 1)
+#: Costs on NPUs with comparison operators (U85).
+_COSTS_WITH_COMPARISON = _Costs(23, 300, 4.2, 1_500, 2)
 
 
 def choose_algorithm(hardware: Hardware, rows: int, n: int, k: int) -> Algorithm:
@@ -93,11 +96,11 @@ def choose_algorithm(hardware: Hardware, rows: int, n: int, k: int) -> Algorithm
         raise Unsupported(f"topk of {k} among {n} elements ({limit}); use a smaller k")
     if not hardware.is_npu:
         return select_by_rank if k > _MAX_ITERATIVE_K or n <= 8 * k else select_iteratively
-    costs = _COSTS_WITHOUT_COMPARISON if "EQUAL" in hardware.unsupported else _COSTS
+    costs = _COSTS_WITHOUT_COMPARISON if "EQUAL" in hardware.unsupported else _COSTS_WITH_COMPARISON
     cycles: float
-    cycles, algorithm = costs.iterative(rows, n, k), select_iteratively
-    if pairs <= _MAX_PAIRS_ON_NPU and costs.by_rank(rows, n) < cycles:
-        cycles, algorithm = costs.by_rank(rows, n), select_by_rank
+    cycles, algorithm = costs.iterative_cycles(rows, n, k), select_iteratively
+    if pairs <= _MAX_PAIRS_ON_NPU and costs.ranking_cycles(rows, n) < cycles:
+        cycles, algorithm = costs.ranking_cycles(rows, n), select_by_rank
     if cycles > _MAX_CYCLES:
         raise Unsupported(
             f"topk of {k} among {n} elements in {rows} rows would take about {round(cycles, -3):,.0f} cycles (at most "

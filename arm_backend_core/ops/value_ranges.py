@@ -136,7 +136,8 @@ _RANGE_RULES: dict[str, _RangeRule] = {
 def find_int8_function(value: Value) -> Int8Function | None:
     """Represent ``value`` as an elementwise function of an int8 tensor; None if it is not one.
 
-    Constants of one element may be other operands. The int8 tensor is the one that is farthest from ``value``.
+    All other operands of the operators between the int8 tensor and ``value`` must be constants of one element. If
+    several int8 tensors qualify, the function returns the tensor farthest upstream of ``value``.
     """
     bases: dict[Value, Value | None] = {}
     base = _find_base(value, bases)
@@ -144,7 +145,7 @@ def find_int8_function(value: Value) -> Int8Function | None:
 
 
 def _find_base(value: Value, bases: dict[Value, Value | None]) -> Value | None:
-    """The int8 tensor that ``value`` is an elementwise function of, or None; ``bases`` has those found so far."""
+    """The int8 tensor that ``value`` is an elementwise function of, or None; ``bases`` caches the results."""
     if value not in bases:
         bases[value] = value if value.dtype is DType.INT8 and value.data is None else None
         op = value.producer

@@ -59,10 +59,10 @@ class Annotator:
                 self.records[node], self.configs[node] = record, config
         self._result_specs: dict[Node, QuantizationSpec] = {}
 
-    def _use_finest_config(self, functions: Sequence[Node]) -> None:
+    def _use_most_precise_config(self, functions: Sequence[Node]) -> None:
         """Give all functions that are fused into one TABLE the configuration with the most activation levels."""
-        finest = max((self.configs[node] for node in functions), key=lambda c: c.activation.quant_max or 0)
-        self.configs |= dict.fromkeys(functions, finest)
+        most_precise = max((self.configs[node] for node in functions), key=lambda c: c.activation.quant_max or 0)
+        self.configs |= dict.fromkeys(functions, most_precise)
 
     def _choose_result_spec(self, node: Node) -> None:
         """Give a result the activation spec with the most levels among the configurations of its readers.
@@ -88,7 +88,7 @@ class Annotator:
         """Write ``quantization_annotation`` into the nodes' metadata."""
         self.plan = self.make_plan()
         for functions in self.plan.fused_chains():
-            self._use_finest_config(functions)
+            self._use_most_precise_config(functions)
         for node in reversed(self.records):
             self._choose_result_spec(node)
         for node in self.nodes:
@@ -221,8 +221,8 @@ class Annotator:
     def _can_read_exact_integers(self, node: Node, source: Node, interval: tuple[float, float]) -> bool:
         """Whether ``node`` can read the exact integers of a cast with their own scale.
 
-        A calibrated scale would only round them. False for data movement: all its operands share one scale, and the
-        other operands need a calibrated one.
+        A calibrated scale would only round the integers. False for data movement: all its operands share one scale, and
+        the other operands need a calibrated scale.
         """
         is_exact = interval in _RANGES_OF_8_BITS.values() and self.records[node].kind is not AnnotationKind.SHARED
         return is_exact and self._output_spec(source).dtype is self.configs[node].activation.dtype

@@ -51,14 +51,14 @@ def _int8_weight(is_per_channel: bool, quant_max: int = 127) -> QuantizationSpec
 def get_symmetric_quantization_config(
     is_per_channel: bool = True, observer: type[RangeObserver] = ActivationObserver
 ) -> QuantizationConfig:
-    """Return int8 activations (affine) and int8 weights (symmetric), and int16 between operators that benefit."""
+    """Return int8 activations (affine) and int8 weights (symmetric), with int16 for tensors that benefit from it."""
     return QuantizationConfig(_int8_activation(observer), _int8_weight(is_per_channel), _INT16)
 
 
 def get_symmetric_a8w4_quantization_config(
     is_per_channel: bool = True, observer: type[RangeObserver] = ActivationObserver
 ) -> QuantizationConfig:
-    """Return int8 activations and weights in [-7, 7]; with TOSA's extension int4, weights take 4 bits."""
+    """Return int8 activations, and int8 weights in [-7, 7], which take 4 bits with TOSA's extension int4."""
     return QuantizationConfig(_int8_activation(observer), _int8_weight(is_per_channel, 7), _INT16)
 
 

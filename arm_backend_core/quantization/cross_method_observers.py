@@ -55,14 +55,14 @@ def share_observers_across_methods(observed: Mapping[str, ObservedProgram], mode
 
 
 def _modules_by_path(model: Any) -> dict[str, Hashable]:
-    """Map module paths to module identities; empty for a captured program, of which only paths are known."""
+    """Map module paths to module identities; empty for a captured program, which has paths but no module objects."""
     if not isinstance(model, torch.nn.Module):
         return {}
     return {path: id(module) for path, module in model.named_modules(remove_duplicate=False)}
 
 
 def _operator_sequences(model: ObservedProgram, modules: Mapping[str, Hashable]) -> dict[Hashable, list[Node]]:
-    """List the operators with float results of each module, by the module's identity (its path, if that is unknown)."""
+    """List each module's operators with float results, by module identity, or by path if the identity is unknown."""
     from arm_backend_core.nodes import is_float, modules_of
 
     sequences: dict[Hashable, list[Node]] = {}

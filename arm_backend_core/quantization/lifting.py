@@ -107,7 +107,7 @@ def lift(program: ExportedProgram, specs: dict[str, InputSpec], mode: FakeTensor
     user_specs = [spec for spec in signature.input_specs if spec.kind not in TENSOR_KINDS]
     results = pytree.tree_leaves(graph.output_node().args[0])
     outputs = [
-        # A number of the model, such as a size that depends on data, is a node too. Only constants are not.
+        # Tensors and computed numbers, such as data-dependent sizes, are nodes. Constant outputs are not.
         replace(spec, arg=replace(spec.arg, name=node.name)) if isinstance(node, Node) else spec
         for spec, node in zip(signature.output_specs, results, strict=True)
     ]

@@ -14,8 +14,8 @@ from arm_backend_core.nodes import constant_nodes, describe_node, source_locatio
 NonFiniteKind = Literal["NaN", "an infinity"]
 
 _INFINITE_CONSTANT = (
-    "use a finite number near the other values, whose integer range it shares: a little below the smallest score "
-    "instead of -inf in a mask (-inf is supported in a mask of scores that only a softmax reads)"
+    "use a finite number near the other values, with which it shares one integer range: in a mask, a number a little "
+    "below the smallest score instead of -inf (-inf is supported in a mask of scores that only a softmax reads)"
 )
 _ADVICE: Mapping[tuple[str, NonFiniteKind], str] = {
     ("input", "NaN"): "give samples without NaN",

@@ -42,7 +42,7 @@ class _Statistics:
         count: number of observed elements.
         values: sampled elements, float32, 1-D.
         kept_count: number of elements in ``values``.
-        stride: one of this many elements is sampled; of large tensors, fewer.
+        stride: every ``stride``-th element is sampled; from large tensors, fewer elements.
         is_integer: whether all values were integers; None if not checked.
         parameters: cached scale and zero point.
     """
@@ -61,8 +61,8 @@ class RangeObserver(ObserverBase):
     """Tracks the minimum and maximum of a tensor; subclasses derive the quantized range from the statistics.
 
     Attributes:
-        scale_of_zeros: scale of an all-zero tensor. It is not smaller, because the bias has the scale of the product of
-            activation and weight, and would overflow int32.
+        scale_of_zeros: scale of an all-zero tensor. With a smaller scale, the bias would overflow int32, because the
+            scale of the bias is the activation's scale times the weight's scale.
         description: the observed tensor in words, for messages.
         is_constant: whether the tensor is a constant, so that no other values can occur.
         is_integer: whether the tensor is a cast of integers. A scale below 1 is then rounded up to a power of
@@ -164,7 +164,7 @@ class FixedRangeObserver(RangeObserver):
         self._fixed = fixed
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
-        """Return the fixed parameters if they cover all observed values within a step, else those of the values."""
+        """Return the fixed parameters if they cover all observed values within a step, else calibrated parameters."""
         scale, zero_point = self._fixed.calculate_qparams()
         low, high = (float(scale) * (end - int(zero_point)) for end in (self.quant_min - 1, self.quant_max + 1))
         if not self.count or (low <= self.extremes[0] and self.extremes[1] <= high):
@@ -195,7 +195,7 @@ class ActivationObserver(RangeObserver):
         statistics = self._statistics
         # An odd stride samples every row and channel of a tensor whose sizes are powers of two.
         stride = statistics.stride * max(x.numel() * 4 // _MAX_KEPT_VALUES, 1) | 1
-        # A copy, because x may be a buffer that is written later.
+        # Copy the values, because x may be a buffer that is written later.
         sampled = x.detach().reshape(-1)[::stride].to(torch.float32, copy=True)
         statistics.values.append(sampled)
         statistics.kept_count += sampled.numel()
@@ -225,10 +225,13 @@ def widen_range(low: Bounds, high: Bounds, count: int) -> tuple[Bounds, Bounds]:
 def find_min_mse_range(values: Tensor, low: Bounds, high: Bounds, steps: int) -> tuple[float, float]:
     """Find the subrange of [low, high] that contains 0 and has the least squared quantization error.
 
-    Squared error of a value: step**2 / 12 on average inside the range; the value squared below half a step, because it
-    rounds to 0; the squared distance to the bound outside. One histogram provides the sums, so all pairs of candidate
-    bounds are compared at once. If the best range is at most a quarter of the histogram, the search repeats in a
-    histogram of twice that range, so that an outlier does not make the bins coarse.
+    Inside the range, the average squared error of a value is step**2 / 12. A value whose magnitude is below half a step
+    rounds to 0: its squared error is the value squared. Outside of the range, the squared error is the squared distance
+    to the bound.
+
+    One histogram provides the sums, so all pairs of candidate bounds are compared at once. If the best range is at most
+    a quarter of the histogram, the search repeats in a histogram of twice that range, so that an outlier does not make
+    the bins coarse.
 
     Args:
         values: float32, 1-D.
@@ -295,8 +298,8 @@ class WeightObserver(RangeObserver):
 
     The bias is int32 with the scale of the accumulator, activation scale times weight scale. The bias would overflow if
     the activation is 0 in all samples, or all weights of a channel are 0. The weight's scale is then enlarged until the
-    bias fits. This loses little: the bias then has 2**30 steps of the accumulator, and a product of two int8 values at
-    most 2**15.
+    bias fits. The loss of precision is small: the bias then has 2**30 steps of the accumulator, and a product of two
+    int8 values has at most 2**15.
     """
 
     scale_of_zeros = SMALLEST_SCALE

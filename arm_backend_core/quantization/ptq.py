@@ -99,8 +99,8 @@ class ObservedProgram(torch.nn.Module):
     Args:
         program: from ``torch.export.export``. Its graph is edited; its tensors and the samples do not change.
         quantizer: annotates the program.
-        shared: tensors that this program shares with other methods of the model. The methods continue from each other's
-            state, and may share observers.
+        shared: tensors that this program shares with other methods of the model. A method starts from the state that
+            the method before it leaves. The methods may share observers.
         algorithms: names of quantization algorithms. The constructor applies those that change the graph, the
             annotations or the observers.
 
@@ -238,7 +238,7 @@ class ObservedProgram(torch.nn.Module):
         untaken = {branch for branch in sides if branch not in self._taken_branches}
         for line, side in sorted({(source_location(select), side) for select, side in untaken}):
             which = f"the {'first' if side else 'second'} branch of a torch.cond{line and f' ({line})'}"
-            note = f"no calibration sample takes {which}: calibrate with one that does"
+            note = f"no calibration sample takes {which}: calibrate with a sample that takes it"
             compilation_log.current_log().notes.append(note)
         self._conditions = {}  # computes all branches, and a select returns one that was not taken yet
         while self.sample_count and not sides <= self._taken_branches:
@@ -268,7 +268,7 @@ class ObservedProgram(torch.nn.Module):
         maximum in their place. If the results equal ``results``, a note replaces the error.
 
         Args:
-            ranges: (minimum, maximum) of the finite values, by node with non-finite ones.
+            ranges: {node with non-finite values: (minimum, maximum) of its finite values}.
             results: results with finite values in place of the non-finite ones.
 
         Raises:
@@ -303,7 +303,7 @@ class ObservedProgram(torch.nn.Module):
             The dequantize node.
         """
         graph, model = self.graph_module.graph, self.graph_module
-        # The names of data-dependent sizes belong to the operator that creates them.
+        # "unbacked_bindings" declares data-dependent sizes, so only the operator that creates the sizes may have it.
         meta = {name: x for name, x in node.meta.items() if name not in (BRANCH_SELECT, "unbacked_bindings")}
         scale, zero_point = observer.calculate_qparams()
         range_and_dtype = (observer.quant_min, observer.quant_max, observer.dtype)
@@ -356,9 +356,9 @@ _SPEC_FIELDS = ("dtype", "is_dynamic", "quant_min", "quant_max", "qscheme", "ch_
 def _group_observers(qspecs: dict[Any, Any]) -> dict[Any, int]:
     """Assign each observed node and edge the number of its observer, as torchao does, with fewer comparisons.
 
-    torchao compares each reader of a tensor with every other reader, so only the first reader of each spec is passed to
-    it. Specs that refer to another reader refer to the first one instead. torchao follows a chain of shared scales
-    recursively, so the recursion limit is raised.
+    torchao compares each reader of a tensor with every other reader. It therefore gets only the first reader with each
+    spec. Specs that share the parameters of another reader are redirected to the first reader with an equal spec.
+    torchao follows a chain of shared scales recursively, so the recursion limit is raised.
     """
     first: dict[Any, Any] = {}
     duplicates: dict[Any, Any] = {}

@@ -45,7 +45,7 @@ from arm_backend_core.targets.compile_spec import (
 )
 
 Config = QuantizationConfig | None
-_WITH_INT16 = get_symmetric_a16w8_quantization_config()
+_A16W8_CONFIG = get_symmetric_a16w8_quantization_config()
 
 
 class ArmQuantizer(Quantizer):
@@ -170,7 +170,7 @@ class ArmQuantizer(Quantizer):
 
         def config_of(node: Node) -> Config:
             config = self._config(stacks[node])
-            return _WITH_INT16 if config is not None and node in coordinates else config
+            return _A16W8_CONFIG if config is not None and node in coordinates else config
 
         return config_of
 
@@ -275,7 +275,7 @@ def _advise_float32(graph: Graph, dtype: torch.dtype) -> str:
 
 
 def _set_attribute_values(model: GraphModule) -> None:
-    """Set ``meta["val"]`` of get_attr nodes that folding created without a fake tensor to the attribute itself."""
+    """Give get_attr nodes without ``meta["val"]``, which folding creates, the attribute's tensor as ``meta["val"]``."""
     for node in model.graph.nodes:
         if node.op == "get_attr" and "val" not in node.meta:
             node.meta["val"] = attrgetter(str(node.target))(model)

@@ -60,9 +60,10 @@ class _StateUse:
 def unify_state_observers(models: Iterable[ObservedProgram]) -> None:
     """Give each buffer that several methods write observers of one type and dtype in all of them.
 
-    The methods with parameters that change the buffer decide: the widest of their types applies. Without such a method,
-    those that change it decide, else those that read it. A method without parameters that only resets the state
-    therefore does not affect the others. ``share_observers_across_methods`` then merges the observers of a buffer.
+    The methods that have parameters and change the buffer decide: the widest of their types applies. If there are none,
+    the methods that change the buffer decide. If no method changes the buffer, the methods that read it decide. A
+    method without parameters that only resets the state therefore does not affect the other methods. Afterwards,
+    ``share_observers_across_methods`` merges the observers of a buffer.
     """
     uses: dict[TensorIdentity, list[_StateUse]] = {}
     for model in models:

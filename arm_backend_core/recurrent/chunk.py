@@ -28,15 +28,18 @@ aten = torch.ops.aten
 
 
 class ChunkBuilder(NodeWriter):
-    """Builds the program of one chunk of steps."""
+    """Builds the program of one chunk: the steps that one call computes."""
 
-    def __init__(self, layer: UnrolledLayer, program: ExportedProgram, count: int) -> None:
+    def __init__(self, layer: UnrolledLayer, program: ExportedProgram, steps_per_call: int) -> None:
         super().__init__(Graph())
-        self._layer, self._program, self._count = layer, program, count
+        self._layer, self._program, self._steps_per_call = layer, program, steps_per_call
         self._constants: dict[Node, Node] = {}
 
     def build(self, stacked: Iterable[Port]) -> ExportedProgram:
-        """Build the loop body: (states, slices [count, ...]) -> (new states, ``stacked`` outputs [count, ...])."""
+        """Build the loop body, which maps states and slices to new states and ``stacked`` outputs.
+
+        Slices and outputs have the shape [steps_per_call, ...].
+        """
         specs = {spec.arg.name: spec for spec in self._program.graph_signature.input_specs}
         constant_specs: dict[Node, InputSpec] = {}
         needed = self._needed_constants()
@@ -51,7 +54,9 @@ class ChunkBuilder(NodeWriter):
         }
         self._slices = [
             self._add_input(
-                f"sequence_{i}", _with_leading_dims(read.source.meta["val"], read.dim, self._count), read.source
+                f"sequence_{i}",
+                _with_leading_dims(read.source.meta["val"], read.dim, self._steps_per_call),
+                read.source,
             )
             for i, (read, _, _) in enumerate(self._layer.sequences)
         ]
@@ -59,7 +64,7 @@ class ChunkBuilder(NodeWriter):
             if node.op != "placeholder":
                 self._constants[node] = self.graph.node_copy(node, self._constants.__getitem__)
         rows: list[Step] = []
-        for k in range(self._count):
+        for k in range(self._steps_per_call):
             rows.append(self._emit_step(k, rows[-1] if rows else {}))
         results = [self.quantize_port(rows[-1][port.slot], port) for port in self._states]
         for port in stacked:

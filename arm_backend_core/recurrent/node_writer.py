@@ -35,13 +35,13 @@ class NodeWriter:
         """Compute the fake result of a call.
 
         Results are cached, because a fake-tensor call takes 0.5 ms, a fifth of the export of long recurrent layers.
-        ``select`` nodes of one tensor share a result whatever their index, and so do equal quantize or dequantize nodes
-        of these nodes.
+        ``select`` nodes of one tensor share a result for all indices. Equal quantize or dequantize nodes of these
+        ``select`` nodes also share a result.
         """
         values: tuple[Any, ...] = map_arg(args, lambda x: x.meta["val"])
         if not isinstance(args[0], Node) or any(isinstance(x, (Node, list, tuple)) for x in args[1:]):
             return target(*values)
-        # A value in this dict is kept alive by it, so that its identity is not reused.
+        # The dict keeps its values alive, so that no ``id`` of a value is reused.
         key = target, id(values[0]), args[1:2] if target is torch.ops.aten.select.int else args[1:]
         if key not in self._values:
             self._values[key] = values[0], target(*values)

@@ -4,9 +4,9 @@ A recurrent layer is unrolled before quantization, and all its steps have the sa
 into a ``torch.scan`` over chunks of steps. ExecuTorch's runtime calls the delegate of a chunk repeatedly, so weights
 and commands of one chunk are compiled and stored once.
 
-The results equal those of the unrolled steps, because a call passes the same numbers to the next call as a step passes
-to the next step. One exception: an unrolled first step with a zero state is rounded less often, so its last bit may
-differ.
+The results equal the results of the unrolled steps, because a call passes the same numbers to the next call as a step
+passes to the next step. One exception: an unrolled first step with a zero state is rounded less often, so the last bit
+of its result may differ.
 """
 
 from __future__ import annotations
@@ -101,14 +101,14 @@ class LoopRolling:
         """Roll the long layers of ``program`` into loops.
 
         Returns:
-            A new program. ``program`` itself if it gets no loop, unless it has recurrent layers that are not unrolled
-            (a float program): their steps are then unrolled in the new program.
+            A new program, in which the long layers are loops. If no layer becomes a loop: ``program`` itself, or, for a
+            float program whose recurrent layers are not unrolled yet, a new program in which they are unrolled.
         """
         if self.steps_per_call is None:
             return program
         if any(
             node.target in RECURRENT_OPS for node in program.graph.nodes
-        ):  # only in float programs, because quantization has unrolled the layers of others
+        ):  # a float program: quantization unrolls the layers of quantized programs
             program = copy_program(program)
             assign_debug_handles(program.graph)
             program = prepare_program(program, spec.target)
@@ -168,29 +168,32 @@ class _ChunkCompiler:
         return body
 
 
-def _replace_by_loop(program: ExportedProgram, layer: UnrolledLayer, count: int, compiler: _ChunkCompiler) -> None:
+def _replace_by_loop(
+    program: ExportedProgram, layer: UnrolledLayer, steps_per_call: int, compiler: _ChunkCompiler
+) -> None:
     """Replace the steps by a loop.
 
     The steps stay if one call computes all of them, if ``_find_initial_states`` returns None, or if one delegate cannot
     compute a whole chunk.
     """
     total, name = len(layer.steps), compiler.next_name()
-    initial_states = _find_initial_states(program, layer) if count < total else None
+    initial_states = _find_initial_states(program, layer) if steps_per_call < total else None
     if initial_states is None:
         return
-    calls = -(-total // count)
-    final_carries = set(initial_states) if calls * count == total else set()
+    calls = -(-total // steps_per_call)
+    final_carries = set(initial_states) if calls * steps_per_call == total else set()
     stacked = list(dict.fromkeys(x.port for x in layer.outputs if x.step < total - 1 or x.port not in final_carries))
-    body = compiler.compile_chunk(ChunkBuilder(layer, program, count).build(stacked), calls)
+    body = compiler.compile_chunk(ChunkBuilder(layer, program, steps_per_call).build(stacked), calls)
     if body is not None:
         program.graph_module.add_module(name, body)
-        _insert_loop(program, layer, name, initial_states, stacked, final_carries, count)
+        _insert_loop(program, layer, name, initial_states, stacked, final_carries, steps_per_call)
 
 
 def _bypass_stacks(graph: Graph) -> None:
     """Let readers of one element of a stack of step outputs read the step output. The stack may become dead code.
 
-    Readers inside recurrent steps do not change, nor do those that quantize with other parameters than the step output.
+    Readers inside recurrent steps do not change. Readers that quantize with other parameters than the step output do
+    not change either.
     """
     for stack in graph.find_nodes(op="call_function", target=aten.stack.default):
         parts, dim = cast(list[Node], stack.args[0]), cast(int, stack.args[1] if len(stack.args) > 1 else 0)
@@ -218,7 +221,7 @@ def _insert_loop(
     initial_states: Mapping[Port, Node | Tensor],
     stacked: Sequence[Port],
     final_carries: Container[Port],
-    count: int,
+    steps_per_call: int,
 ) -> None:
     """Insert the ``scan`` and replace the outputs of the steps by its results.
 
@@ -229,7 +232,7 @@ def _insert_loop(
         initial_states: operand of each carried state.
         stacked: ports whose values of all steps the loop returns.
         final_carries: states whose final value is the scan's carry. Empty if the last chunk is padded.
-        count: steps of one call.
+        steps_per_call: number of steps that one call computes.
     """
     graph, total = program.graph, len(layer.steps)
     first = list(layer.steps[0].values())
@@ -238,11 +241,13 @@ def _insert_loop(
         states = [
             _insert_state(program, f"{name}_state", x, layer.port_meta(port)) for port, x in initial_states.items()
         ]
-        slices = [_insert_chunked_sequence(writer, total, *sequence, count) for sequence in layer.sequences]
+        slices = [_insert_chunked_sequence(writer, total, *sequence, steps_per_call) for sequence in layer.sequences]
         scan = graph.call_function(SCAN, (graph.get_attr(name), states, slices, ()))
         calls = slices[0].meta["val"].shape[0]
         values = [layer.port_meta(port) for port in initial_states]
-        values += [layer.port_meta(port).new_empty([calls, count, *layer.port_meta(port).shape]) for port in stacked]
+        values += [
+            layer.port_meta(port).new_empty([calls, steps_per_call, *layer.port_meta(port).shape]) for port in stacked
+        ]
         scan.meta = {**copy_meta(first[0], values), DELEGATE_LOOP: True}
         getitems = [graph.call_function(operator.getitem, (scan, i)) for i in range(len(values))]
         for getitem, port, value in zip(getitems, (*initial_states, *stacked), values, strict=True):
@@ -296,9 +301,11 @@ def _insert_state(program: ExportedProgram, name: str, x: Node | Tensor, value: 
     return node
 
 
-def _insert_chunked_sequence(writer: NodeWriter, total: int, read: Slice, first: int, stride: int, count: int) -> Node:
-    """The sequence that the steps read, in step order and zero-padded: [calls, count, ...]."""
-    calls = -(-total // count)
+def _insert_chunked_sequence(
+    writer: NodeWriter, total: int, read: Slice, first: int, stride: int, steps_per_call: int
+) -> Node:
+    """The sequence that the steps read, in step order and zero-padded: [calls, steps_per_call, ...]."""
+    calls = -(-total // steps_per_call)
     x = writer.apply_qdq_ops(read.source, read.source_qdq_ops)
     shape = x.meta["val"].shape
     if read.dim:
@@ -310,20 +317,20 @@ def _insert_chunked_sequence(writer: NodeWriter, total: int, read: Slice, first:
     if stride < 0:
         x = writer.call(aten.flip.default, x, [0], like=x)
     inner_shape = x.meta["val"].shape[1:]
-    if calls * count > total:
+    if calls * steps_per_call > total:
         x = writer.call(
-            aten.constant_pad_nd.default, x, [0] * (2 * len(inner_shape) + 1) + [calls * count - total], like=x
+            aten.constant_pad_nd.default, x, [0] * (2 * len(inner_shape) + 1) + [calls * steps_per_call - total], like=x
         )
-    x = writer.call(aten.view.default, x, [calls, count, *inner_shape], like=x)
+    x = writer.call(aten.view.default, x, [calls, steps_per_call, *inner_shape], like=x)
     return writer.apply_qdq_ops(x, [op.inverse for op in read.source_qdq_ops])
 
 
 def _insert_output_sequence(writer: NodeWriter, stacked: Node, port: Port, total: int) -> Node:
     """The floating-point values of a port in all steps, in step order and without padding."""
     x = writer.dequantize_port(stacked, port)
-    calls, count, *rest = x.meta["val"].shape
-    x = writer.call(aten.view.default, x, [calls * count, *rest], like=x)
-    return x if calls * count == total else writer.call(aten.slice.Tensor, x, 0, 0, total, like=x)
+    calls, steps_per_call, *rest = x.meta["val"].shape
+    x = writer.call(aten.view.default, x, [calls * steps_per_call, *rest], like=x)
+    return x if calls * steps_per_call == total else writer.call(aten.slice.Tensor, x, 0, 0, total, like=x)
 
 
 def _replace_step_outputs(

@@ -65,7 +65,7 @@ class Slice(NamedTuple):
         number: index of the slice among the slices that a step reads.
         source: the tensor that all steps read; integers if ``source_qdq_ops`` is not empty.
         source_qdq_ops: quantize and dequantize operations between ``source`` and the slicing.
-        cuts: (dimension, start, end) of each slicing of other dimensions, which are counted without ``dim``.
+        cuts: (dimension, start, end) of each slicing of another dimension. Dimensions are counted without ``dim``.
         dim: the dimension that is indexed by step.
         qdq_ops: quantize and dequantize operations after the slicing.
     """
@@ -123,7 +123,7 @@ def strip_qdq_ops(node: Node) -> tuple[Node, tuple[QdqOp, ...]]:
 def _are_exact_qdq_ops(qdq_ops: Sequence[QdqOp], source: Any) -> bool:
     """Whether quantize and dequantize operations after a data movement of ``source`` are exact.
 
-    They are if there are none, or if ``source`` is a dequantize node and all operations have its parameters.
+    They are exact if ``source`` is a dequantize node and all operations have its parameters. True without operations.
     """
     return not qdq_ops or (is_dequantize(source) and {op.args for op in qdq_ops} == {QdqOp.from_node(source).args})
 
@@ -165,8 +165,9 @@ class UnrolledLayer:
         steps: the steps; each maps slots to operators.
         reads: {slot: the operator, the structure of its arguments, and its operands}, the same in every step except the
             first.
-        initial_states: {port: operands of the first step where other steps read the previous step, one for each
-            reader}. All operands of a port are the same value, or all are constants.
+        initial_states: {port: operands that the first step reads in place of the port's value, which later steps read
+            from the previous step; one operand for each reader}. All operands of a port are the same value, or all are
+            constants.
         constants: constant placeholders of the program, and nodes that are computed from constants alone.
         outputs: nodes of the steps, and their quantize and dequantize nodes, that nodes outside of the steps read.
 

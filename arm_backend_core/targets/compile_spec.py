@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from arm_backend_core.workers.vela import VelaConfiguration
 
-#: Default system configuration and memory mode by family, those of Arm's tooling.
+#: Default system configuration and memory mode of each family, as in Arm's tooling.
 _DEFAULT_CONFIGS = {
     "ethos-u55": ("Ethos_U55_High_End_Embedded", "Shared_Sram"),
     "ethos-u65": ("Ethos_U65_High_End", "Dedicated_Sram_384KB"),
@@ -148,10 +148,11 @@ class EthosUCompileSpec(ArmCompileSpec):
 
     Args:
         target: the NPU, for example ``ethos-u85-256``.
-        system_config: system configuration in the ``.ini``; by default that of Arm's tooling for the family.
-        memory_mode: memory mode in the ``.ini``; by default that of Arm's tooling for the family.
+        system_config: system configuration in the ``.ini``; None for the family's default in Arm's tooling.
+        memory_mode: memory mode in the ``.ini``; None for the family's default in Arm's tooling.
         extra_flags: flags of Vela's command line, for example ``["--optimise=Size"]``.
-        config_ini: name of a file that Vela or this package ships (``Arm/vela.ini``, the default), or the path of one.
+        config_ini: path of an ``.ini`` file, or the name of a file that Vela or this package ships (``Arm/vela.ini``,
+            the default).
         search_alternatives: choose among equivalent alternatives of operators by Vela's estimates; if False, use the
             default alternatives.
         optimise: Vela's goal, "performance" or "size"; "auto" chooses the better result of both, and "ram" the
@@ -200,7 +201,7 @@ class EthosUCompileSpec(ArmCompileSpec):
         self._npu, self.optimise = npu, optimise
         is_default = (self.system_config, self.memory_mode) == _DEFAULT_CONFIGS[npu.family]
         if is_default and not extra_flags and config_file == DEFAULT_CONFIG_INI:
-            # All defaults are valid: Vela starts while the caller works.
+            # The defaults need no check. Vela's process starts now, in parallel with the caller's next steps.
             is_cached = vela_config.is_configuration_cached(
                 npu, self.system_config, self.memory_mode, flags, self.config_ini
             )

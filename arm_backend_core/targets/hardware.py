@@ -54,10 +54,10 @@ class Hardware:
         sums_rescale_operands: ADD and SUB rescale both operands and their result in one operation.
         computes_pixel_pairs: a 1x1 convolution of few channels takes fewer cycles on pairs of pixels, or with halves of
             its channels as kernel elements.
-        copies_by_slow_pool: Vela copies operands of a CONCAT by an operation with twice the cycles of a product by 1.
+        copies_by_slow_pool: Vela copies operands of a CONCAT by an operation with twice the cycles of a MUL by 1.
         estimates_missing_activation: Vela 5.1 counts the cycles of a table for an operation without an activation.
-        constant_copy_min_rows: {Vela's release: number of rows}; 64 rows for other releases. From this number on,
-            Vela's estimate is lower if a constant that all rows read is copied to SRAM. Not used unless
+        constant_copy_min_rows: {Vela's release: number of rows}; 64 rows for other releases. From this number of rows
+            on, Vela's estimate is lower if a constant that all rows read is copied to SRAM. Used only if
             ``estimates_missing_activation`` is true.
         flattens_odd_images: a 1x1 convolution of an image with an odd number of rows or columns takes fewer cycles if
             all pixels are one row. Vela estimates this for U55 and U65 too, but there the neighbouring layers then take
@@ -70,10 +70,11 @@ class Hardware:
             weights of 1 saves cycles. Otherwise, Vela fills the last block with zeros, whose encoding lengthens the
             codes of all weights (``alternatives/pad_channels.py``).
         slow_input_channels: numbers of input channels with which a convolution of a small image takes up to 3.6 times
-            the cycles of one with ``slow_input_channels.stop`` channels.
+            the cycles of a convolution with ``slow_input_channels.stop`` input channels.
         transposes_any_rank: Vela itself splits a TRANSPOSE of more than four dimensions.
         max_macs_for_int16_split: with at most this many MACs per cycle, a linear layer of one int16 pixel takes fewer
-            cycles as one of two int8 pixels. With 512 MACs, 256 to 256 channels take 5,284 cycles, 6,601 as two pixels.
+            cycles as a layer of two int8 pixels. With 512 MACs, a layer from 256 to 256 channels takes 5,284 cycles as
+            one int16 pixel, and 6,601 as two int8 pixels.
         bilinear_cycles_per_result: cycles of a bilinear RESIZE for each int8 result, by Vela's estimates; 0 keeps every
             RESIZE that the hardware supports.
         vela_bugs: names of Vela's bugs (``docs/contributors/vela.md``) that ``tosa/vela_workarounds`` avoids.

@@ -48,7 +48,7 @@ FindAxes = Callable[[Operation], Sequence[int]]
 
 
 def _padding_and_stride(op: Operation, kernel: Sequence[int]) -> tuple[bool, int]:
-    """Whether there is padding, and the largest stride along the axes on which the window moves (1 if on none)."""
+    """Whether there is padding, and the largest stride of the axes along which the window moves (1 without any)."""
     pad, stride = op.attrs["pad"], op.attrs["stride"]
     dilation = op.attrs.get("dilation", (1,) * len(kernel))
     moves = [
@@ -140,8 +140,8 @@ def _avg_pool_u85_violation(op: Operation) -> str | None:
 def _batched_stride_violation(op: Operation) -> str | None:
     """Refuse strides above 3 for padded pools and 1x1 convolutions of several images.
 
-    Vela splits these operators by image and once more, and does not compute later images (bugs ``averaged_images`` for
-    pools and, in Vela 5.1, ``strided_images`` for convolutions).
+    Vela splits these operators by image, then splits each part again, and does not compute later images (bugs
+    ``averaged_images`` for pools and, in Vela 5.1, ``strided_images`` for convolutions).
     """
     kernel = op.attrs["kernel"] if "kernel" in op.attrs else op.inputs[1].shape[1:3]
     is_padded, stride = _padding_and_stride(op, kernel)
@@ -227,7 +227,7 @@ def find_axes_lost_on_split(
     """Find the axes along which Vela splits an operator and loses the offset of a fused SLICE (bug ``sliced``).
 
     A SLICE that Vela fuses into its reader gives the reader an offset into a larger tensor. If Vela also splits the
-    reader, the offset of the part overwrites it.
+    reader, the offset of the part overwrites the offset of the SLICE.
 
     A REDUCE_SUM loses the offset if it sums the last of four or more dimensions. Other reductions lose the offset on
     several images, and on one image along other axes than ``unsplit_reductions``.
@@ -253,7 +253,7 @@ def find_axes_lost_on_split(
 
 U55_U65_LIMITS: dict[str, Limit] = {
     "ARGMAX": _argmax_violation,
-    # Vela compiles other shifts, against its documentation ("Round: true only").
+    # Vela also compiles shifts without rounding, although its documentation excludes them ("Round: true only").
     "ARITHMETIC_RIGHT_SHIFT": lambda op: None if op.attrs["round"] else "a shift that does not round",
     "AVG_POOL2D": _avg_pool_violation,
     "CONV2D": _conv2d_violation,

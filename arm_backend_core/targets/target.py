@@ -9,17 +9,17 @@ from arm_backend_core.targets.hardware import HARDWARE, Hardware
 from arm_backend_core.workers.vela import Release
 
 PROFILES = ("INT", "FP")
-#: Profile -> the TOSA extensions that require it; "": extensions of either profile (TOSA 1.0, section 1.6;
-#: "mxfp": draft of 1.1).
+#: TOSA extensions by the profile that they require; by "" if either profile suffices (TOSA 1.0, section 1.6; "mxfp":
+#: draft of 1.1).
 _EXTENSIONS_BY_PROFILE = {
     "INT": ("int16", "int4", "doubleround", "inexactround"),
     "FP": ("bf16", "fp8e4m3", "fp8e5m2", "fft", "mxfp"),
     "": ("variable", "controlflow"),
 }
 EXTENSIONS = tuple(name for names in _EXTENSIONS_BY_PROFILE.values() for name in names)
-#: Extension -> first TOSA version that has it, if that is not 1.0.
+#: First TOSA version of each extension that TOSA 1.0 lacks.
 _MIN_VERSION = {"mxfp": (1, 1)}
-#: ExecuTorch's name of an extension -> TOSA's name.
+#: TOSA's name of each extension that ExecuTorch names differently.
 EXTENSION_SYNONYMS = {"cf": "controlflow", "var": "variable"}
 
 

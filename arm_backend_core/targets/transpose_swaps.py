@@ -33,8 +33,8 @@ def plan_swaps(shape: Layout, perms: Layout, dtype: DType, source: Layout) -> tu
         source: the operand's shape before a RESHAPE in front of the TRANSPOSE; ``shape`` if there is no RESHAPE.
 
     Returns:
-        (shape, perms) of each TRANSPOSE, in order: the unchanged one alone if it is not decomposed. None if no
-        decomposition stays within the hardware's limits.
+        (shape, perms) of each TRANSPOSE, in order; only the given shape and perms if the TRANSPOSE is not decomposed.
+        None if no decomposition stays within the hardware's limits.
     """
     axes_above_one = [axis for axis, size in enumerate(shape) if size != 1]
     squeezed = (

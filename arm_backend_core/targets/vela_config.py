@@ -24,7 +24,7 @@ from arm_backend_core.workers.vela import VelaConfiguration
 
 #: Prefixes of section names in an ``.ini``.
 SYSTEM_CONFIG, MEMORY_MODE = "System_Config.", "Memory_Mode."
-#: Flag that the compile spec sets itself -> what the user can set instead.
+#: Flags that the compile spec sets itself, each with the text that names what the user can set instead.
 _RESERVED = {
     "--accelerator-config": "use the argument 'target'",
     "--system-config": "use the argument 'system_config'",
@@ -201,7 +201,7 @@ def resolve_configuration(
 def is_configuration_cached(
     target: Npu, system_config: str, memory_mode: str, flags: Sequence[str], config_ini: str | os.PathLike[str]
 ) -> bool:
-    """Whether ``resolve_configuration`` has the answer for valid arguments in its cache."""
+    """Whether the cache holds the result of ``resolve_configuration`` for these arguments, which must be valid."""
     path = config_path(config_ini)
     argv = _full_command_line(target, system_config, memory_mode, flags, path)
     return configuration_cache.find_configuration(argv, path) is not None
@@ -270,7 +270,7 @@ def _full_command_line(
 
 
 def _add_sram_hint(target: Npu, problem: str) -> str:
-    """Add to a message about activations or the arena that the NPU can write to SRAM only, if this is so."""
+    """If the NPU can write to SRAM only, say so in a message about activations or the arena."""
     if HARDWARE[target.family].writes_sram_only and ("arena" in problem or "activations" in problem):
         return f"{problem}. The {target.family.title()} can write to SRAM only, so activations must be kept there"
     return problem

@@ -35,7 +35,8 @@ _PRODUCT_OPS = {getattr(torch.ops.aten, name).default for name in ("matmul", "bm
 _PRODUCT_OPS |= {torch.ops.aten.mul.Tensor, torch.ops.aten.sum.dim_IntList}
 #: Smallest upper bound of a probability range. The scale is then 2**-14, four times the error of the integer softmax.
 _MIN_UPPER_BOUND = 2.0**-6
-#: Constants whose largest-to-smallest ratio reaches this value count as frequencies of an embedding.
+#: A constant is treated as the frequencies of an embedding if the ratio of its largest to its smallest magnitude is at
+#: least this.
 _MIN_FREQUENCY_RATIO = 64.0
 
 
@@ -104,7 +105,7 @@ def _use_int16_for_angles(graph: Graph) -> None:
         if _is_product_with_frequencies(angle, constants):
             *sources, _ = _trace_movement(angle, next(x for x in angle.all_input_nodes if x not in constants))
             for reader in (sine, *movement, angle, *sources):
-                _annotate_int16(reader, result=reader is angle)
+                _annotate_int16(reader, include_result=reader is angle)
 
 
 def _trace_movement(reader: Node, source: Node | None = None) -> Iterator[Node]:
@@ -131,12 +132,12 @@ def _is_product_with_frequencies(angle: Node, constants: Constants) -> bool:
     return magnitudes.numel() > 1 and float(magnitudes.max()) >= _MIN_FREQUENCY_RATIO * float(magnitudes.min()) > 0
 
 
-def _annotate_int16(reader: Node, *, result: bool) -> None:
-    """Replace int8 by int16 in the annotations of the operands of ``reader`` and, if ``result``, of its result."""
+def _annotate_int16(reader: Node, *, include_result: bool) -> None:
+    """Replace int8 by int16 in the annotations of the operands of ``reader``, and of its result if requested."""
     annotation = reader.meta.get(ANNOTATION)
     if annotation is None:
         return
     int16, inputs = get_symmetric_a16w8_quantization_config().activation, annotation.input_qspec_map
     inputs |= {node: int16 for node, spec in inputs.items() if getattr(spec, "dtype", None) is torch.int8}
-    if result and getattr(annotation.output_qspec, "dtype", None) is torch.int8:
+    if include_result and getattr(annotation.output_qspec, "dtype", None) is torch.int8:
         annotation.output_qspec = int16

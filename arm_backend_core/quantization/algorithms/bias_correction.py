@@ -1,8 +1,8 @@
 """Bias correction: subtract the mean quantization error of the weights' products from the bias.
 
 With weights w + e instead of w, a sum over inputs x has the mean error sum(e * mean(x)). Behind a relu, where means are
-not 0, that is most of the error of weight quantization (Nagel et al. 2019, "Data-Free Quantization Through Weight
-Equalization and Bias Correction"; here mean(x) is measured on the calibration samples).
+not 0, this mean error is most of the error of weight quantization (Nagel et al. 2019, "Data-Free Quantization Through
+Weight Equalization and Bias Correction"; here mean(x) is measured on the calibration samples).
 """
 
 from __future__ import annotations
@@ -52,14 +52,15 @@ class _WeightUse:
 class BiasCorrection:
     """Records the mean inputs of operators with quantized weights during calibration, then corrects their biases.
 
-    An operator without a bias gets one, because the target adds a bias in any case. Not corrected are:
+    An operator without a bias gets a bias, because the target adds a bias in any case. Three kinds of operators are not
+    corrected:
 
-    - a bias that several weights share, or that the model reads elsewhere too,
-    - an operator whose result an RMS norm reads. Quantized weights have no error on a row of zeros, so the correction
+    - operators whose bias belongs to several weights, or is also read elsewhere in the model,
+    - operators whose result an RMS norm reads. Quantized weights have no error on a row of zeros, so the correction
       would add an error there, which the norm would amplify,
-    - an operator of a recurrent layer without a bias: a bias would cost an ADD in each time step.
+    - operators of a recurrent layer without a bias: a bias would cost an ADD in each time step.
 
-    The methods of a program share the bias of a layer, so it is corrected for the mean input over all methods.
+    The methods of a program share the bias of a layer, so the bias is corrected for the mean input over all methods.
     """
 
     def __init__(self, models: Sequence[ObservedProgram]) -> None:
@@ -182,7 +183,7 @@ def _find_quantized_operands(model: ObservedProgram, node: Node) -> tuple[Node, 
     the result.
     """
     record, observed = find_record(node), find_observed_weight(model.observers, node)
-    if record is None or observed is None or _is_normalized(node):
+    if record is None or observed is None or _is_read_by_rms_norm(node):
         return None
     weight, bias = observed[0], node.args[record.bias] if len(node.args) > record.bias else None
     # In a time step of a recurrent layer, a new bias would cost an ADD.
@@ -191,7 +192,7 @@ def _find_quantized_operands(model: ObservedProgram, node: Node) -> tuple[Node, 
     return (weight, bias) if isinstance(bias, Node) and bias.op == "get_attr" else None
 
 
-def _is_normalized(node: Node) -> bool:
+def _is_read_by_rms_norm(node: Node) -> bool:
     """Whether an RMS norm reads the node, directly or through data movement."""
     readers = readers_through(node, has_shared_qparams)
     return any(reader.target is torch.ops.aten.rms_norm.default for reader in readers)

@@ -48,7 +48,7 @@ class Outcome(NamedTuple):
     Attributes:
         last: name of the chain's last operator.
         rewrite: "producer", "reader" or "depthwise"; None if the chain stays.
-        reasons: why the rewrites before this one in the list do not apply, or why the chain stays.
+        reasons: why the rewrites that were tried before ``rewrite`` do not apply, or why the chain stays.
     """
 
     last: str
@@ -105,7 +105,7 @@ def _is_arithmetic(node: Node) -> bool:
 
 
 def _trace_back(node: Node) -> Iterator[Node]:
-    """The operators between ``node`` and a layer or input, through sums, products and data movement."""
+    """Yield the elementwise and data movement operators upstream of ``node``, up to layers and inputs."""
     pending = list(node.all_input_nodes)
     for source in pending:  # grows
         if _is_arithmetic(source):
@@ -194,10 +194,12 @@ class _Rewriter:
         return reason
 
     def _is_int8(self, chain: AffineChain) -> bool:
-        """Whether activations and weights have 8 bits, so that a reader's weights may take in gains.
+        """Whether activations and weights have 8 bits. Only then may gains be folded into the weights of a reader.
 
-        Mean SQNR before and after folding, 16 random networks with a 4x4 convolution of an image. Gains with a ratio of
-        1.02: INT8 44.0 and 50.3 dB, A16W8 50.6 and 50.3 dB. A ratio of 2: INT8 42.7 and 48.3 dB, A16W8 50.6 and 48.3.
+        Mean SQNR before and after folding, over 16 random networks with a 4x4 convolution of an image:
+
+        - gains with a ratio of 1.02: INT8 44.0 and 50.3 dB, A16W8 50.6 and 50.3 dB,
+        - gains with a ratio of 2: INT8 42.7 and 48.3 dB, A16W8 50.6 and 48.3 dB.
         """
         config = self.config_of(chain.last)
         assert config is not None
@@ -234,7 +236,7 @@ class _Rewriter:
         if not self.hardware.is_npu:
             return "the target has no NPU"
         if not _is_beside_convolution(chain):
-            return "no convolution is beside it, so that a depthwise one would have to transpose"
+            return "no convolution is next to it, so that a depthwise convolution would need TRANSPOSEs"
         if chain.divides:  # by a constant per channel, which is computed as an INT32 reciprocal
             return None
         if math.prod(shape[2:]) == 1:

@@ -144,7 +144,8 @@ class ConcatScales:
         """After calibration, merge operands with the concatenation where their scales are similar.
 
         Args:
-            earlier: decisions of an earlier call for the same operators, used instead of the statistics if not None.
+            earlier: decisions of an earlier call for the same operators. They replace decisions by the statistics; None
+                decides by the statistics.
 
         Returns:
             For each list in ``_Group.pairs``, whether its operands share the scale of the concatenation.
@@ -193,7 +194,7 @@ class ConcatScales:
 
 
 def _find_shared_scales(edges_or_nodes: Iterable[EdgeOrNode], specs: Mapping[EdgeOrNode, Any]) -> UnionFind:
-    """Find the nodes and edges that share a scale even if all operands of concatenations keep their own."""
+    """Find the nodes and edges that share a scale even if each operand of a concatenation keeps its own scale."""
     shared_scales = UnionFind(edges_or_nodes)
     for edge_or_node in list(shared_scales):
         if isinstance(edge_or_node, tuple) and _is_concatenation(edge_or_node[1]):

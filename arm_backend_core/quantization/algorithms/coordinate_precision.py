@@ -1,7 +1,7 @@
 """Coordinate precision (mixed precision): int16 for real numbers that are rounded to indices of a gather.
 
-``grid_sample`` rounds pixel coordinates to indices, and interpolates by the fractions that are left. In int8, 96 pixels
-have 2.7 steps each: a spatial transformer of 96x96 pixels has an SQNR of 16 dB in INT8 and of 52 dB in A16W8.
+``grid_sample`` rounds pixel coordinates to indices, and interpolates by the remaining fractions. In int8, each of 96
+pixels has 2.7 steps: a spatial transformer of 96x96 pixels has an SQNR of 16 dB in INT8 and of 52 dB in A16W8.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def find_coordinate_nodes(graph: Graph) -> set[Node]:
 
     Returns:
         Elementwise operators, sums and data movement between a layer or an input and a cast to an index. Also the
-        operators of these kinds that read only results of the former: they compute the fractions.
+        operators of these kinds that read only results of those operators, because they compute the fractions.
     """
     pending = list(_find_float_indices(graph))
     constants = constant_nodes(graph) if pending else set()

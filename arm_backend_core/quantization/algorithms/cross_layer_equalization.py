@@ -35,14 +35,14 @@ _MAX_FACTOR = 64.0
 _MIN_CONCAT_RATIO = 8.0
 #: Assumed range of a normalized channel, in standard deviations.
 _NORM_RANGE = 3.0
-#: Layers whose weights have the output channels first -> channel dimension of their input and output.
+#: Channel dimension of the input and output of each layer whose weight has the output channels first.
 _LAYERS: dict[Any, int] = {
     aten.linear.default: -1,
     aten.conv1d.default: 1,
     aten.conv2d.default: 1,
     aten.conv3d.default: 1,
 }
-#: Norms -> channel dimension.
+#: Channel dimension of each norm.
 _NORMS: dict[Any, int] = {aten.batch_norm.default: 1, aten.layer_norm.default: -1, aten.rms_norm.default: -1}
 #: Operators with f(x / s) = f(x) / s for positive s in each channel.
 _EQUIVARIANT_OPS = {
@@ -56,8 +56,8 @@ def equalize(program: ExportedProgram, names: Collection[str] | None = None) -> 
     """Equalize the parameters of a program; the tensors of the model do not change.
 
     Args:
-        names: parameters that may change; None for all. Concatenations are equalized only with None, because that
-            inserts operators into the program.
+        names: parameters that may change; None for all. Concatenations are equalized only if ``names`` is None, because
+            their equalization inserts operators into the program.
     """
     tensors = _Parameters(program, names)
     for node in list(program.graph.nodes):
@@ -76,7 +76,7 @@ def equalize(program: ExportedProgram, names: Collection[str] | None = None) -> 
 
 
 def _equalize_concatenation(node: Node, tensors: _Parameters) -> None:
-    """Divide operands of a concatenation by powers of two, and multiply the weights that read an operand by its power.
+    """Divide each operand of a concatenation by a power of two, and multiply the weights that read it by this power.
 
     The operands share a scale. If the weights that read one operand are much smaller than the others, training has
     adapted them to large values of this operand, for example raw statistics beside learned features. At the common
@@ -106,7 +106,7 @@ def equalize_model(program: ExportedProgram, model: Mapping[str, Tensor]) -> Non
     """Equalize the parameters of a model together with its program, before the model is trained.
 
     Args:
-        model: parameters and buffers by name that the program was captured with. They are overwritten.
+        model: the model's parameters and buffers by name, from which the program was captured. They are overwritten.
     """
     before = {name: tensor for name, tensor in program.state_dict.items() if name in model}
     equalize(program, before)
@@ -149,8 +149,8 @@ class _Parameters:
     """Current values of the parameters, buffers and constants that exactly one operator reads."""
 
     def __init__(self, program: ExportedProgram, names: Collection[str] | None) -> None:
-        self._program, self._known = program, constants_of(program)
-        constants = self._known
+        self._program, self._constants = program, constants_of(program)
+        constants = self._constants
         counts = Counter(tensor_identity(tensor) for tensor in constants.values())
         self._names = {
             spec.arg.name: str(spec.target)
@@ -176,7 +176,7 @@ class _Parameters:
         if [reader.target for reader in readers] != [aten.batch_norm.default]:
             return torch.ones(1)
         args: Any = readers[0].args
-        weight, variance, eps = args[1], self._known.get(args[4]), args[7]
+        weight, variance, eps = args[1], self._constants.get(args[4]), args[7]
         if variance is None:
             return torch.ones(1)
         gain = torch.rsqrt(variance.detach() + eps) * (self.value(weight).abs() if self.is_scalable(weight) else 1.0)

@@ -168,7 +168,7 @@ def _skip_casts(node: Any) -> Any:
     return source_through(node, changes_nothing) if isinstance(node, Node) else node
 
 
-def _reduction(x: Any, dims: Any) -> tuple[Any, tuple[int, ...]]:
+def _parse_reduction(x: Any, dims: Any) -> tuple[Any, tuple[int, ...]]:
     """Return the operand and the sorted non-negative dimensions of a reduction."""
     rank = x.meta["val"].dim()
     dims = [dims] if isinstance(dims, int) else dims or range(rank)
@@ -182,7 +182,7 @@ def _match_mean(node: Node) -> tuple[Any, tuple[int, ...]] | None:
         return match and match[:2]
     if node.target is not aten.mean.dim or node.kwargs or len(node.args) != 3 or not node.args[2]:
         return None
-    return _reduction(*node.args[:2])
+    return _parse_reduction(*node.args[:2])
 
 
 def _match_variance(node: Any) -> tuple[Any, tuple[int, ...], float] | None:
@@ -196,7 +196,7 @@ def _match_variance(node: Any) -> tuple[Any, tuple[int, ...], float] | None:
     else:
         return None
     dims = node.args[1] if len(node.args) > 1 else None
-    return (*_reduction(node.args[0], dims), float(1 if correction is None else correction)) if keepdim else None
+    return (*_parse_reduction(node.args[0], dims), float(1 if correction is None else correction)) if keepdim else None
 
 
 def _match_square(node: Node) -> Any:

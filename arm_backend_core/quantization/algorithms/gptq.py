@@ -33,7 +33,8 @@ class Gptq:
     """Accumulates input covariances of layers during calibration, then rounds their weights.
 
     Args:
-        centered: whether bias correction follows. It removes the mean error, so covariances are centered.
+        centered: True if bias correction follows. Bias correction removes the mean error, so GPTQ uses centered
+            covariances.
     """
 
     def __init__(self, model: ObservedProgram, *, centered: bool) -> None:
@@ -83,7 +84,7 @@ class _Moments:
     def covariance(self, centered: bool) -> Tensor:
         """Estimate the covariance with shrinkage towards its diagonal.
 
-        The shrinkage coefficient is that of oracle approximating shrinkage (OAS, Chen et al. 2010).
+        The shrinkage coefficient follows from oracle approximating shrinkage (OAS, Chen et al. 2010).
 
         Args:
             centered: whether to subtract the mean; if False, the result is the matrix of second moments.

@@ -32,7 +32,8 @@ Range = tuple[float, float]
 _NEGLIGIBLE_DISTANCE = 12.0
 #: Factor of the span, for scores beyond the calibration range.
 _HEADROOM = 1.25
-#: Observers get a bound as a tensor of equal elements: at most this many, but enough not to be clipped as outliers.
+#: An observer gets a bound as a tensor of equal elements, as many as it observed before, so that it does not clip the
+#: bound as an outlier. This is the maximum number of these elements.
 _MAX_OBSERVED_BOUNDS = 1 << 14
 
 
@@ -51,7 +52,7 @@ class _ScoreRangeRecorder:
 
 
 class MaskBounds:
-    """Adapts the bounds that ``bound_masks`` has given to the masks before exponentials of a graph.
+    """Lowers the bounds that ``bound_masks`` gave to the masks before exponentials, where they are too high.
 
     Attributes:
         value_hooks: (node, callback) pairs; calibration calls the callback with each value of the node.

@@ -25,7 +25,7 @@ aten = torch.ops.aten
 _MAX_OPS = (aten.amax.default, aten.argmax.default, aten.max.default, aten.max.dim, aten.topk.default)
 _MIN_OPS = (aten.amin.default, aten.argmin.default, aten.min.default, aten.min.dim)
 _COMPARISON_OPS = {getattr(aten, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
-#: Fill operators -> pairs of argument indices (tensor to fill, fill value), one for each way to use the operator.
+#: For each fill operator, pairs of argument indices (tensor to fill, fill value). ``where`` can fill either operand.
 _FILL_ARGUMENTS: dict[Any, tuple[tuple[int, int], ...]] = {
     **dict.fromkeys(where.overloads, ((1, 2), (2, 1))),
     **dict.fromkeys((aten.masked_fill.Scalar, aten.masked_fill.Tensor), ((0, 2),)),
@@ -60,7 +60,7 @@ def bound_mask_fill(module: GraphModule) -> list[str]:
         if not fills or _is_compared(node):
             continue
         notes.append(
-            f"'{fills[0][0].name}': the fill value {fills[0][2]:g} is replaced by one just outside of the other "
+            f"'{fills[0][0].name}': the fill value {fills[0][2]:g} is replaced by a value just outside of the other "
             "values, because int8 cannot represent both"
         )
         with module.graph.inserting_before(node):

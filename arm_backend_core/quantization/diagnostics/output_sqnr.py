@@ -1,6 +1,6 @@
 """Output SQNR: signal-to-quantization-noise ratio of each result, measured after calibration for the report.
 
-A low SQNR adds a note for the user; below the option ``min_sqnr``, the export fails.
+If the SQNR is low, the report gets a note. If the SQNR is below the option ``min_sqnr``, the export fails.
 
 The quantized graph runs on the last calibration sample with fake quantization: operators compute in floating point, and
 quantize operators round. The SQNR reflects ranges and scales, but not rounding inside the target's integer arithmetic.
@@ -63,7 +63,7 @@ class _QuantizedConstant:
 
 
 class _FloatInterpreter(GraphInterpreter):
-    """Runs the quantized graph in floating point, with fake quantization or without.
+    """Runs the quantized graph in floating point, with or without fake quantization.
 
     Args:
         fake_quantize: whether quantize operators round; if False, the run gives the float reference.
@@ -158,7 +158,7 @@ def describe_output_sqnr(model: ObservedProgram, method: str, by_output: Mapping
 
 
 def _activation_dtype(node: Node) -> torch.dtype | None:
-    """The dtype of the nearest quantize operator: ``node``, or one before it along first operands; None if none."""
+    """Dtype of the nearest quantize operator: ``node`` or upstream of it, along first operands. None without one."""
     while not is_quantize(node):
         sources = [source for source in node.all_input_nodes if isinstance(source.meta.get("val"), Tensor)]
         if not sources:

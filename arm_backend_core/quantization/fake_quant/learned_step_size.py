@@ -69,14 +69,14 @@ def fake_quantize(x: Tensor, qparams: ScaleAndZeroPoint, limits: tuple[int, int]
 class QuantizationRange(torch.nn.Module):
     """Quantized range of one or several tensors, initialized from calibration.
 
-    Scale and zero point derive from the bounds: a symmetric range takes the smallest scale that represents both bounds
-    (-32768 and 32767 steps for int16, so that the initial bounds give the calibrated scale), and the zero point is
-    rounded. After training, the representable range may therefore differ a little from the bounds. The names of the
-    attributes are keys of saved state dicts.
+    Scale and zero point derive from the bounds. The scale of a symmetric range is the smallest scale with which the
+    integers (-32768 to 32767 for int16) represent both bounds; for the initial bounds, this is the calibrated scale.
+    The zero point is rounded. After training, the representable range may therefore differ a little from the bounds.
+    The names of the attributes are keys of saved state dicts.
 
     Attributes:
         bounds: lower and upper bound; initially the smallest and the largest representable number of the calibration.
-        factors: ratio of each initial bound to the observed minimum or maximum (a margin, or clipping).
+        factors: ratio of each initial bound to the observed minimum or maximum (above 1: a margin; below 1: clipping).
         stretch: natural logarithm of the learned factor of each bound: learned bounds are bounds * exp(stretch). The
             learning rate is therefore relative to the magnitude of a bound. Weight decay pulls bounds to their initial
             values. A bound at 0 (relu) stays 0. None if the range is not learned.
@@ -94,7 +94,7 @@ class QuantizationRange(torch.nn.Module):
         bounds = torch.stack([(limit - zero_point) * scale for limit in self.limits])
         self.register_buffer("bounds", bounds.float())
         extremes = torch.tensor(observer.extremes, dtype=torch.float64)
-        # The moving average scales the minimum and maximum of a batch as calibration did: by a margin, or clipping.
+        # The moving average multiplies the minimum and maximum of a batch by the factors that calibration chose.
         self.register_buffer("factors", torch.where(extremes * bounds > 0, bounds / extremes, 1.0).float())
         is_all_zero = bool((bounds.abs() < 1e-30).all())  # all observed values were 0: nothing to learn
         self.stretch = torch.nn.Parameter(torch.zeros(2)) if mode == "learned" and not is_all_zero else None

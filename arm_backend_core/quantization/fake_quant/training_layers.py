@@ -18,8 +18,8 @@ from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.registry import AnnotationKind
 
 aten = torch.ops.aten
-#: Minimum magnitude of a channel's gain. The normalized output of a channel with a smaller gain is constant, so its
-#: statistics cannot be recovered from it.
+#: Minimum magnitude of a channel's gain. With a smaller gain, the output of the batch norm is constant, so the
+#: statistics of the batch norm's input cannot be computed from the output.
 _MIN_GAIN = 1e-12
 
 
@@ -42,17 +42,18 @@ class BatchNorm:
     def normalize_by_batch(
         self, y: Tensor, tensors: Mapping[str, Tensor], affine: ChannelAffine | None = None
     ) -> Tensor:
-        """Renormalize ``y`` from running statistics to those of the batch, and update the running statistics.
+        """Renormalize ``y`` from running statistics to batch statistics, and update the running statistics.
 
         y = gain * (z - mean) + bias, where z is the output of the convolution or linear layer. Mean and variance of z
-        over the batch follow from those of y. Weights are folded and rounded with the gain of the running statistics,
-        as in the program. One value per channel has no variance: y is then returned unchanged.
+        over the batch follow from mean and variance of y. Weights are folded and rounded with the gain of the running
+        statistics, as in the program. If y has one value per channel, there is no variance, and y is returned
+        unchanged.
 
         Args:
             y: output of the layer with its batch norm, [N, C, ...].
             tensors: parameters and buffers of the model, by name.
-            affine: gain and offset per channel that y includes after the batch norm; None without them. They become
-                part of ``gain`` and ``bias`` in the equation above.
+            affine: gain and offset per channel that are applied after the batch norm and are part of y; None if there
+                are none. They become part of ``gain`` and ``bias`` in the equation above.
         """
         mean, variance = tensors[self.mean], tensors[self.variance]
         count = y.numel() // y.shape[1]
@@ -106,8 +107,8 @@ class TrainingLayers:
     """Batch norms and dropouts of a captured program.
 
     Attributes:
-        norms: node name of a batch norm -> (node name of its input, batch norm).
-        dropouts: node name of a dropout's input, which only the dropout reads -> dropout.
+        norms: {node name of a batch norm: (node name of its input, the batch norm)}.
+        dropouts: {node name of a dropout's input, which only the dropout reads: the dropout}.
     """
 
     norms: dict[str, tuple[str, BatchNorm]]
@@ -147,7 +148,7 @@ class TrainingLayers:
 
 
 def _find_norm_convolution(graph: Graph, norm: str) -> Node | None:
-    """Find the depthwise convolution that replaces a batch norm if it cannot be folded into a layer before it."""
+    """Find the depthwise convolution that replaces the batch norm ``norm``, if no layer before it could absorb it."""
     for node in graph.find_nodes(op="get_attr"):
         if str(node.target).rstrip("_") == f"{norm}_gain":
             return next(iter(node.users), None)
