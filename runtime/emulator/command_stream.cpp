@@ -220,7 +220,8 @@ Status CommandReader::open_cop2() {
   const size_t metadata = read_u32(data_ + 24);
   if (metadata < kFixedSize - kMetadataAt || metadata > size_ - kMetadataAt ||
       (size_ - kMetadataAt - metadata) % 4 != 0) {
-    return failure(Error::kStream, "% bytes of metadata do not leave commands in % bytes",
+    return failure(Error::kStream,
+                   "after % bytes of metadata, the commands must fill the % bytes of the stream with whole words",
                    static_cast<int64_t>(metadata), static_cast<int64_t>(size_));
   }
   position_ = kMetadataAt + metadata;

@@ -254,7 +254,9 @@ PayloadStatus read_cop2(const Block& block, EthosUPayload* payload) {
   }
   if (metadata < kFixedSize - kMetadataAt || metadata > block.size - kMetadataAt ||
       (kMetadataAt + metadata) % kNpuAlignment != 0 || (block.size - kMetadataAt - metadata) % 4 != 0) {
-    return bad_commands(block, 24, "% bytes of metadata do not leave commands at a multiple of 16 in % bytes",
+    return bad_commands(block, 24,
+                        "after % bytes of metadata, the commands must start at a multiple of 16 bytes and fill the % "
+                        "bytes of the stream with whole words",
                         signed_size(metadata), signed_size(block.size));
   }
   const uint32_t addressing = read_u32(data + 48);
@@ -362,9 +364,10 @@ PayloadStatus read_tensors(const Block& block, BlockId id, const EthosUPayload& 
   }
   const uint32_t count = read_u32(block.data);
   if (count > kMaxPayloadTensors || block.size != 4 + kTensorSize * count) {
-    return failure(PayloadError::kLength, name, block.offset,
-                   "% tensors of 36 bytes and their count do not fill % bytes, or are more than %", count,
-                   signed_size(block.size), kMaxPayloadTensors);
+    return failure(
+        PayloadError::kLength, name, block.offset,
+        "% tensors of 36 bytes and their count must fill the % bytes of the block; at most % tensors are allowed",
+        count, signed_size(block.size), kMaxPayloadTensors);
   }
   *tensors = PayloadTensors(block.data + 4, count);
   const Region io_region = id == kInputs ? Region::kInput : Region::kOutput;
