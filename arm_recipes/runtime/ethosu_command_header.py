@@ -130,8 +130,8 @@ def _read_cop2_header(block: Block) -> StreamHeader:
         or header_bytes % ALIGNMENT != 0
         or (block.size - header_bytes) % 4 != 0
     ):
-        reason = f"{metadata_bytes} bytes of metadata do not leave commands at a multiple of 16 in {block.size} bytes"
-        raise block.error_at(24, reason)
+        required = f"start at a multiple of 16 bytes and fill the {block.size} bytes of the stream with whole words"
+        raise block.error_at(24, f"after {metadata_bytes} bytes of metadata, the commands must {required}")
     if (addressing := block.number(48)) not in (1, 2):
         raise block.error_at(48, f"unknown addressing {addressing}")
     return StreamHeader("COP2", header_bytes, *_read_configuration(block, 40), block.number(52, "<Q"), addressing == 2)

@@ -195,9 +195,8 @@ def _read_tensors(block: Block, io_region: int, scratch: int, stream: StreamHead
         raise block.error_at(0, f"{block.size} bytes cannot hold a count")
     count = block.number(0)
     if count > _MAX_TENSORS or block.size != 4 + _TENSOR_STRUCT.size * count:
-        fits = f"do not fill {block.size} bytes, or are more than {_MAX_TENSORS}"
-        reason = f"{count} tensors of 36 bytes and their count {fits}"
-        raise block.error_at(0, reason)
+        required = f"must fill the {block.size} bytes of the block; at most {_MAX_TENSORS} tensors are allowed"
+        raise block.error_at(0, f"{count} tensors of 36 bytes and their count {required}")
     tensors: list[EthosUTensor] = []
     for index, tensor in enumerate(_parse_tensors(block)):
         _check_tensor(block, index, tensor, io_region, scratch, stream)

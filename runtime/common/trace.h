@@ -29,7 +29,7 @@ class TraceScope {
  public:
   TraceScope(EventTracer* tracer, const char* name)
       : tracer_(tracer),
-        // A named event has no number.
+        // An event has either a name or a debug id.
         entry_(executorch::runtime::event_tracer_start_profiling_delegate(
             tracer, name,
             static_cast<executorch::runtime::DebugHandle>(executorch::runtime::kUnsetDelegateDebugIntId))) {}

@@ -49,8 +49,9 @@ inline bool is_read_by_kernel(int32_t at, Upscale upscale, int32_t results, int3
                               int32_t dilation, int32_t padding) {
   const int32_t factor = upscale == Upscale::kNone ? 1 : 2;
   for (int32_t part = 0; part < (upscale == Upscale::kNearest ? 2 : 1); ++part) {
-    // Tap i reads the element if place - i * dilation, the start of the tap's window, is a multiple of the stride in
-    // [0, end). Testing `stride` consecutive taps is enough, because the remainders repeat after `stride` taps.
+    // Tap i reads the element in the window that starts at place - i * dilation. This window exists if its start is a
+    // multiple of the stride in [0, end). Testing `stride` consecutive taps is enough, because the remainders repeat
+    // after `stride` taps.
     const int64_t place = int64_t{at} * factor + part + padding, end = int64_t{results} * stride;
     const int64_t first = std::max<int64_t>(0, (place - end) / dilation + (place >= end ? 1 : 0));
     const int64_t last = std::min<int64_t>({kernel - 1, place / dilation, first + stride - 1});

@@ -41,8 +41,8 @@ void AccessChecker::Queue::push(const InFlight& entry) {
 
 void AccessChecker::prepare(const Configuration& npu, const NpuState& state, size_t weights, size_t operations,
                             std::vector<ByteRange> inputs, std::vector<ByteRange> outputs, uint32_t fatal_findings) {
-  // Program limits the sizes in `state` to the bytes that operations access. These exclude constants, which are decoded
-  // at load time, and may exclude parts of inputs and outputs.
+  // The sizes in `state` are the sizes that operations need (Program::required_size). They exclude constants, which are
+  // decoded at load time, and may exclude parts of inputs and outputs.
   int64_t sizes[kCheckedRegions];
   for (int i = 0; i < kRegions; ++i) {
     sizes[i] = static_cast<int64_t>(i == 0 ? weights : state.regions[i].size);

@@ -8,8 +8,9 @@
 namespace arm_runtime::npu {
 namespace {
 
-constexpr uint8_t kOnU55U65 = 1;  // U55 and U65
-constexpr uint8_t kOnU85 = 2;     // U85
+// Bits of the products that have a command.
+constexpr uint8_t kOnU55U65 = 1;
+constexpr uint8_t kOnU85 = 2;
 constexpr uint8_t kOnAll = kOnU55U65 | kOnU85;
 
 struct CommandName {
@@ -163,7 +164,7 @@ Status CommandReader::open(const uint8_t* data, size_t size) {
   data_ = data;
   size_ = size;
   if (size < 16) {
-    return failure(Error::kStream, "a command stream has a header of 16 bytes at least, this has %",
+    return failure(Error::kStream, "a command stream has a header of at least 16 bytes, but has % bytes",
                    static_cast<int64_t>(size));
   }
   if (std::memcmp(data, "COP1", 4) == 0) {
@@ -219,7 +220,8 @@ Status CommandReader::open_cop2() {
   const size_t metadata = read_u32(data_ + 24);
   if (metadata < kFixedSize - kMetadataAt || metadata > size_ - kMetadataAt ||
       (size_ - kMetadataAt - metadata) % 4 != 0) {
-    return failure(Error::kStream, "% bytes of metadata do not leave commands in % bytes",
+    return failure(Error::kStream,
+                   "after % bytes of metadata, the commands must fill the % bytes of the stream with whole words",
                    static_cast<int64_t>(metadata), static_cast<int64_t>(size_));
   }
   position_ = kMetadataAt + metadata;
@@ -238,12 +240,12 @@ Status CommandReader::configure(uint32_t config) {
   const uint32_t least = product == 0 ? 5 : product == 1 ? 8 : 7;
   const uint32_t most = product == 0 ? 8 : product == 1 ? 9 : 11;
   if (log2_macs < least || log2_macs > most) {
-    return failure(Error::kStream, "there is no such NPU with % MACs", configuration_.macs);
+    return failure(Error::kStream, "the header names % MACs, which this product does not have", configuration_.macs);
   }
   const uint32_t macs = configuration_.macs;
   const int64_t own_memory = static_cast<int64_t>(config >> 8 & 0xFF) << 10;  // sum over all cores
   configuration_.cores = product == 1 ? macs / 256 : product == 0 || macs < 512 ? 1 : macs == 512 ? 2 : 4;
-  configuration_.tables = product == 2 ? 0 : own_memory / configuration_.cores - kTableBytes;
+  configuration_.table_address = product == 2 ? 0 : own_memory / configuration_.cores - kTableBytes;
   return {};
 }
 
@@ -261,7 +263,7 @@ Status CommandReader::next(Command* command) {
     status = failure(Error::kCommand, "unknown: opcode %, control %", head & 0x3FF, control);
     status.place = "a command";
   } else if (control == 1 && position_ + 4 > end_) {
-    status = failure(Error::kStream, "the stream ends before its second word");
+    status = failure(Error::kStream, "the stream ends before the command's second word");
     status.place = name;
   } else if (control == 1) {
     command->word = read_u32(data_ + position_);

@@ -17,9 +17,9 @@ constexpr int kTableBytes = 2048;
 // The NPU for which a stream was compiled.
 struct Configuration {
   Product product = Product::kU55;
-  uint32_t macs = 0;   // multiply-accumulates per cycle, of all cores
-  uint32_t cores = 1;  // number of weight streams: two on U65-512, up to four on U85
-  int64_t tables = 0;  // address of the first table
+  uint32_t macs = 0;          // multiply-accumulates per cycle, of all cores
+  uint32_t cores = 1;         // number of weight streams: two on U65-512, up to four on U85
+  int64_t table_address = 0;  // address of the first table
 
   bool is_u85() const { return product == Product::kU85; }
 };
@@ -138,7 +138,7 @@ enum Opcode : uint16_t {
   kOpBranch = kWithWord + 256,
 };
 
-// A command: it sets a register, or is an operation, a wait, an interrupt or the end of the stream.
+// A command. It sets a register, starts or awaits an operation, raises an interrupt, or ends the stream.
 struct Command {
   uint16_t key = 0;
   uint16_t parameter = 0;

@@ -73,7 +73,7 @@ class Convolution {
   Convolution(const Operation& op, NpuState* state)
       : op_(op), state_(*state), input_(op, state), output_stage_(op, state), k_(op.kernel) {
     patch_size_ = k_.height * k_.width * op.ifm.depth;
-    weights_ = op.dynamic_weights ? dynamic() : op.weights->data();
+    weights_ = op.dynamic_weights ? load_dynamic_weights() : op.weights->data();
   }
 
   void run() {
@@ -90,7 +90,7 @@ class Convolution {
 
  private:
   // Loads a matrix that an earlier operation computed, and arranges it in the order of weights.
-  const int16_t* dynamic() {
+  const int16_t* load_dynamic_weights() {
     int16_t* out = state_.dynamic_weights.data();
     for (int32_t o = 0; o < op_.ofm.depth; ++o) {
       fetch(state_, op_.ifm2, 0, o, out + int64_t{o} * op_.ifm.depth);

@@ -7,7 +7,7 @@ namespace arm_runtime::npu {
 namespace {
 
 int64_t scale_operand(const OperandScale& scale, int64_t value) {
-  value *= int64_t{1} << scale.left;
+  value *= int64_t{1} << scale.left_shift;
   return scale.is_scaled ? scale_int64(value, scale.scale, scale.rounding) : value;
 }
 
@@ -17,9 +17,9 @@ int64_t leading_zeros(int64_t value) {
 }
 
 // Shifts right by 0 to 31 bits. With kTowardsZero, which Vela chooses for TOSA's arithmetic shift, and with kDown, the
-// shift rounds down. The other modes round as rounding_term() says. For mode 0 (kDouble) this is inferred from the
-// 16-bit softmax of Vela's legacy core for U55 and U65: without rounding, 65% of the values differ from TFLite's by
-// one; with rounding, none does. Not observed on U85.
+// shift rounds down. The other modes round as rounding_term() says. The rounding of kDouble is inferred from the 16-bit
+// softmax of Vela's legacy core for U55 and U65: without rounding, 65% of the values differ from TFLite's by one; with
+// rounding, no value differs. This was not tested for U85.
 int64_t shift_right(int64_t value, int64_t by, Rounding rounding) {
   const auto amount = static_cast<int>(by & 31);
   const bool truncates = rounding == Rounding::kTowardsZero || rounding == Rounding::kDown;

@@ -18,8 +18,8 @@ typedef struct {
   char text[512];
 } ethosu_emulator_error;
 
-// Loads a command stream with its header. sizes[i] is the maximum size of region i, of 8 regions. A stream is refused
-// if it accesses bytes beyond it. `weights` is region 0; it has sizes[0] bytes and must outlive the program. On
+// Loads a command stream with its header. sizes[i] is the maximum size of region i (0 to 7). A stream that accesses
+// bytes beyond this size is refused. `weights` is region 0; it has sizes[0] bytes and must outlive the program. On
 // failure, returns NULL with the reason in `error`.
 __attribute__((visibility("default"))) ethosu_emulator_program* ethosu_emulator_load(
     const void* stream, uint64_t stream_size, const void* weights, const uint64_t* sizes, ethosu_emulator_error* error);

@@ -22,8 +22,8 @@ enum class Storage : uint8_t { kTiles, kTiles3x1, kChained, kNone };
 struct FeatureMap {
   int64_t base[4] = {0, 0, 0, 0};
   int64_t stride_x = 0, stride_y = 0, stride_c = 0;
-  int32_t width0 = 0, height0 = 0,
-          height1 = 0;  // size of the upper left tile; height1: rows of the upper right tile
+  int32_t width0 = 0, height0 = 0;  // size of the upper left tile
+  int32_t height1 = 0;              // rows of the upper right tile
   int32_t height = 0, width = 0, depth = 0;
   int32_t zero_point = 0;
   uint8_t region = 0;        // for a chained tensor: the number of its buffer

@@ -8,7 +8,7 @@
 
 namespace arm_runtime::npu {
 
-// Memory of operations: regions, lookup tables and internal buffers. Loading a program determines their sizes.
+// Memory that operations access: regions, lookup tables and internal buffers. Loading a program determines the sizes.
 struct NpuState {
   Region regions[kRegions];
   uint8_t tables[kTableBytes] = {};

@@ -6,8 +6,9 @@
 namespace arm_runtime::npu {
 namespace {
 
-// First registers of a feature map's groups of registers. Within a group, the order is the same for IFM, IFM2 and OFM.
-// `bytes_at` is the lowest bit of the field of `precision` that contains log2 of an element's bytes.
+// The registers of a feature map form groups. Each member except `bytes_at` is the first register of a group. Within a
+// group, the order is the same for IFM, IFM2 and OFM. The register `precision` contains log2 of an element's bytes in a
+// field whose lowest bit is `bytes_at`.
 struct MapRegisters {
   int base, stride, width0, region, zero_point, precision, bytes_at;
 };
@@ -306,7 +307,7 @@ class OperationReader {
       return failure(Error::kUnsupported, "an elementwise operation that scales its input up");
     }
     if (op_.ifm.element_size > 4 || (op_.uses_ifm2 && op_.ifm2.element_size > 4)) {
-      return failure(Error::kUnsupported, "an elementwise operation on 64 bits");
+      return failure(Error::kUnsupported, "an elementwise operation on elements of 64 bits");
     }
     return {};
   }
@@ -391,7 +392,7 @@ class OperationReader {
     scaled.scale.multiplier = r_.word(kOpaScale);
     scaled.scale.shift = static_cast<uint8_t>(r_.bits(kOpaScale, 0, 6));
     scaled.rounding = kModes[r_.bits(kIfmPrecision, 14, 2)];
-    shifted.left = op_.ifm.element_size == 1 ? 19 : 14;
+    shifted.left_shift = op_.ifm.element_size == 1 ? 19 : 14;
   }
 
   Status read_resize() {
@@ -414,7 +415,7 @@ class OperationReader {
     op_.ifm.height = static_cast<int32_t>(r_.parameter(kKernelHeightM1)) + 1;
     op_.ifm.width = static_cast<int32_t>(r_.parameter(kKernelWidthM1)) + 1;
     if (op_.ifm.element_size > 2) {
-      return failure(Error::kUnsupported, "a resize of % bytes", op_.ifm.element_size);
+      return failure(Error::kUnsupported, "a resize of elements of % bytes", op_.ifm.element_size);
     }
     return check_channels();
   }
@@ -428,13 +429,14 @@ class OperationReader {
     d.source = r_.address(kDmaSrc);
     d.target = r_.address(kDmaDst);
     d.length = r_.address(kDmaLen);
-    d.source -= d.from_tables ? npu_.tables : 0;
-    d.target -= d.to_tables ? npu_.tables : 0;
+    d.source -= d.from_tables ? npu_.table_address : 0;
+    d.target -= d.to_tables ? npu_.table_address : 0;
     const uint32_t rank = r_.bits(npu_.is_u85() ? kDmaSrcRegion : kDmaDstRegion, 9, 2);
     d.is_gather = npu_.is_u85() && r_.bits(kDmaSrcRegion, 11, 1) != 0;
     d.is_scatter = npu_.is_u85() && r_.bits(kDmaDstRegion, 11, 1) != 0;
-    // SIZE0 is the number of rows of 2D and 3D copies and of copies with indices. 19 of the 34 programs that Arm
-    // published copy one row with SIZE0 never set, or left from another DMA.
+    // SIZE0 is the number of rows of 2D and 3D copies and of copies with indices. For other copies, the NPU ignores
+    // SIZE0: 19 of the 34 programs that Arm published copy one row, and SIZE0 is not set or has the value of an earlier
+    // DMA.
     d.count0 = rank >= 1 || d.is_gather || d.is_scatter ? r_.parameter(kDmaSize0) : 1;
     d.count1 = rank >= 2 ? r_.parameter(kDmaSize1) : 1;
     if (!npu_.is_u85()) {

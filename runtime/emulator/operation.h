@@ -73,7 +73,7 @@ struct OperandScale {
   bool is_scaled = false;
   Scale scale;
   Rounding rounding = Rounding::kDouble;
-  uint8_t left = 0;  // left shift before the scaling
+  uint8_t left_shift = 0;  // before the scaling
 };
 
 enum Broadcast : uint8_t { kBroadcastH = 1, kBroadcastW = 2, kBroadcastC = 4 };
@@ -101,7 +101,7 @@ struct ByteRange {
   int64_t start = 0, end = 0;
 };
 
-// Ordering of an operation relative to the previous ones, for the access checker.
+// How the NPU may overlap an operation with earlier ones, for the access checker.
 struct SchedulingInfo {
   static constexpr uint8_t kNoWait = 0xFF;
   // Maximum number of kernels and of DMAs that may be in flight when the operation starts.
@@ -129,9 +129,9 @@ struct Operation {
   Upscale upscale = Upscale::kNone;
   OutputParameters output;
   bool wide_accumulators = false;       // 40 bits (U55, U65) or 48 bits (U85) instead of 32
-  bool starts_from_ifm2 = false;        // initialized with IFM2
-  bool continues_accumulators = false;  // initialized with the accumulators of the previous operation
-  bool keeps_accumulators = false;      // kept for the next operation; nothing is stored
+  bool starts_from_ifm2 = false;        // IFM2 contains the initial accumulators
+  bool continues_accumulators = false;  // the previous operation left the initial accumulators
+  bool keeps_accumulators = false;      // the next operation continues with the accumulators; nothing is stored
   bool dynamic_weights = false;
   Resize resize;
   Dma dma;

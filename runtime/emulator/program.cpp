@@ -259,9 +259,9 @@ Status Program::slice_weights(int64_t from, int64_t length, Bytes* bytes) const 
   return {};
 }
 
-// Finds the bytes of region 0 that are at `address` of `region` when an operation reads them as constants. DMAs may
-// copy them to `region` from several places, because methods that share constants store each shared part once. If DMAs
-// have copied only the first bytes, `bytes` is shorter than `length`.
+// Finds the bytes of region 0 that an operation reads as constants at `address` of `region`. If `region` is not region
+// 0, earlier DMAs have copied the bytes there, possibly from several places: methods that share constants store each
+// shared part once. If DMAs have copied only the first bytes, `bytes` is shorter than `length`.
 Status Program::find_constant(uint32_t region, int64_t address, int64_t length, Bytes* bytes) {
   if (region == 0) {
     return slice_weights(address, length, bytes);
@@ -409,7 +409,7 @@ Status Program::execute(uint8_t* const* regions, size_t first, size_t last) {
   return checker_ != nullptr && last >= operations_.size() ? with_place(stop_, checker_->check_outputs()) : Status{};
 }
 
-// Tests that copies of constants outside of region 0 have the bytes that were decoded at load.
+// Tests that copies of constants outside of region 0 equal the bytes that load() has decoded.
 Status Program::check_constants(const Operation& op) const {
   for (int i = 0; i < op.constant_count; ++i) {
     const ByteRange& range = op.constants[i];

@@ -7,8 +7,8 @@
 
 namespace arm_runtime::npu {
 
-// Errors of a program. With all but kUnsupported, an NPU may hang or compute wrong results, while the emulator reports
-// the error and its location.
+// Errors of a program. The emulator reports the error and its location. Except for kUnsupported, an NPU that executes
+// the program may hang or compute wrong results.
 enum class Error : int32_t {
   kNone = 0,
   kStream = 1,         // not a command stream, or cut off

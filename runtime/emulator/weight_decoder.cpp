@@ -263,8 +263,9 @@ int32_t round_up(int32_t value, int32_t step) { return (value + step - 1) / step
 // Visits the weights in the order of a stream: `visit(o, y, x, i)` is called once for each value, with its output
 // channel, row, column and input channel. Values of padding have o = -1 or another position outside of the weights.
 //
-// Order on U55 and U65: OFM blocks, IFM blocks, kernel parts, microblocks of both. Of n cores, core k has every n-th
-// output channel from k on.
+// The loops on U55 and U65 are, from the outermost: OFM blocks, IFM blocks, parts of the kernel, then microblocks and
+// taps, then the output and input channels of a microblock. The loop over IFM microblocks encloses the loop over taps
+// in part-kernel order, and is inside it otherwise. Core k of n cores has the output channels k, k + n, k + 2n, ...
 template <typename Visit>
 void walk_u55(const Configuration& npu, const WeightLayout& l, int32_t core, Visit visit) {
   const auto cores = static_cast<int32_t>(npu.cores);
@@ -274,7 +275,8 @@ void walk_u55(const Configuration& npu, const WeightLayout& l, int32_t core, Vis
   constexpr int32_t kIfmMicro = 8;
   const int32_t ifm_block = ifm_block_depth(npu, l);
   const int32_t step_x = 8 / l.dilation_x, step_y = 8 / l.dilation_y;
-  const int32_t padded = l.depthwise ? 4 : !l.part_kernel ? 1 : l.ifm_bits == 16 ? 2 : 4;
+  // The number of taps is padded to a multiple of this.
+  const int32_t tap_multiple = l.depthwise ? 4 : !l.part_kernel ? 1 : l.ifm_bits == 16 ? 2 : 4;
   const int32_t ifm_depth = l.depthwise ? 1 : l.ifm_depth;
   for (int32_t ofm0 = 0; ofm0 < depth; ofm0 += block) {
     const int32_t ofm_count = std::min(block, depth - ofm0);
@@ -286,10 +288,10 @@ void walk_u55(const Configuration& npu, const WeightLayout& l, int32_t core, Vis
         const int32_t height = std::min(l.kernel_h - y0, step_y);
         for (int32_t x0 = 0; x0 < l.kernel_w; x0 += step_x) {
           const int32_t width = std::min(l.kernel_w - x0, step_x);
-          const int32_t elements = round_up(width * height, padded);
+          const int32_t taps = round_up(width * height, tap_multiple);
           for (int32_t outer = 0; outer < (l.part_kernel ? ifm_count : 1); outer += kIfmMicro) {
             for (int32_t ofm1 = 0; ofm1 < ofm_count; ofm1 += ofm_micro) {
-              for (int32_t k = 0; k < elements; ++k) {
+              for (int32_t k = 0; k < taps; ++k) {
                 const bool inside = k / width < height;
                 for (int32_t inner = 0; inner < (l.part_kernel ? 1 : ifm_count); inner += kIfmMicro) {
                   for (int32_t o = 0; o < ofm_micro; ++o) {
@@ -309,9 +311,9 @@ void walk_u55(const Configuration& npu, const WeightLayout& l, int32_t core, Vis
   }
 }
 
-// Order on U85: the direction of IFM blocks alternates with each OFM block. For depthwise and part-kernel order, the
-// kernel is split into the phases of its stride. The columns of a row alternate in direction (serpentine order). Each
-// core in turn has 4 output channels.
+// On U85, the direction of IFM blocks alternates with each OFM block. For depthwise and part-kernel order, the kernel
+// is split into the phases of its stride. The direction of columns alternates with each row (serpentine order). Groups
+// of 4 output channels are assigned to the cores in turn.
 template <typename Visit>
 class U85Walk {
  public:
@@ -323,30 +325,29 @@ class U85Walk {
     ifm_depth_ = l_.depthwise ? 1 : l_.ifm_depth;
     ifm_micro_ = l_.depthwise ? 1 : l_.part_kernel && wide && !l_.sparse ? 8 : ifm_block_;
     step_ = l_.depthwise ? 1 : l_.sparse ? 16 : 8;
-    padded_ = l_.depthwise ? 10 : !l_.part_kernel ? 1 : wide || l_.sparse ? 10 : 5;
+    tap_multiple_ = l_.depthwise ? 10 : !l_.part_kernel ? 1 : wide || l_.sparse ? 10 : 5;
     const bool phases = l_.depthwise || l_.part_kernel;
     stride_x_ = phases ? l_.stride_x : 1;
     stride_y_ = phases ? l_.stride_y : 1;
     depthwise_padding_ = !l_.depthwise || (!wide && npu.macs <= 256) ? 0 : npu.macs <= 512 ? 2 : 6;
   }
 
-  // Number of consecutive values of a core in a stream of the fast encoding, in which the blocks of the cores take
-  // turns.
-  size_t fast_block() const { return static_cast<size_t>(ofm_micro_ * ifm_micro_ * padded_ / cores_); }
+  // A stream of the fast encoding contains one block of each core in turn. Returns the number of values of a block.
+  size_t fast_block() const { return static_cast<size_t>(ofm_micro_ * ifm_micro_ * tap_multiple_ / cores_); }
 
   void run() {
     bool forward = true;
     for (int32_t ofm0 = 0; ofm0 < l_.ofm_depth; ofm0 += l_.ofm_block_depth) {
       const int32_t blocks = (ifm_depth_ + ifm_block_ - 1) / ifm_block_;
       for (int32_t n = 0; n < blocks; ++n) {
-        ifm_block(ofm0, (forward ? n : blocks - 1 - n) * ifm_block_);
+        visit_ifm_block(ofm0, (forward ? n : blocks - 1 - n) * ifm_block_);
       }
       forward = !forward;
     }
   }
 
  private:
-  void ifm_block(int32_t ofm0, int32_t ifm0) {
+  void visit_ifm_block(int32_t ofm0, int32_t ifm0) {
     const int32_t ofm_count = std::min(l_.ofm_block_depth, l_.ofm_depth - ofm0);
     const int32_t ifm_count = l_.depthwise ? 1 : std::min(ifm_block_, ifm_depth_ - ifm0);
     const int32_t step_x = 8 / l_.dilation_x, step_y = 8 / l_.dilation_y;
@@ -354,15 +355,16 @@ class U85Walk {
       for (int32_t y0 = 0; y0 < l_.kernel_h; y0 += step_y) {
         for (int32_t i = 0; i < ifm_count; i += ifm_micro_) {
           for (int32_t o = 0; o < ofm_count; o += ofm_micro_) {
-            kernel(ofm0 + o, ifm0 + i, y0, x0, std::min(l_.kernel_h - y0, step_y), std::min(l_.kernel_w - x0, step_x));
+            visit_kernel(ofm0 + o, ifm0 + i, y0, x0, std::min(l_.kernel_h - y0, step_y),
+                         std::min(l_.kernel_w - x0, step_x));
           }
         }
       }
     }
   }
 
-  void kernel(int32_t ofm, int32_t ifm, int32_t y0, int32_t x0, int32_t height, int32_t width) {
-    int32_t left = round_up(width * height, padded_);
+  void visit_kernel(int32_t ofm, int32_t ifm, int32_t y0, int32_t x0, int32_t height, int32_t width) {
+    int32_t left = round_up(width * height, tap_multiple_);
     for (int32_t phase_y = 0; phase_y < stride_y_; ++phase_y) {
       const int32_t rows = (height + stride_y_ - 1 - phase_y) / stride_y_;
       for (int32_t phase_x = 0; phase_x < stride_x_; ++phase_x) {
@@ -370,20 +372,20 @@ class U85Walk {
         for (int32_t y = 0; y < rows; ++y) {
           for (int32_t n = 0; n < columns; ++n) {
             const int32_t x = y % 2 == 0 ? n : columns - 1 - n;
-            element(ofm, ifm, y0 + phase_y + y * stride_y_, x0 + phase_x + x * stride_x_);
-            if (--left % padded_ == 0) {
-              skip(depthwise_padding_ * ofm_micro_ / cores_);
+            visit_tap(ofm, ifm, y0 + phase_y + y * stride_y_, x0 + phase_x + x * stride_x_);
+            if (--left % tap_multiple_ == 0) {
+              visit_padding(depthwise_padding_ * ofm_micro_ / cores_);
             }
           }
         }
       }
     }
     if (left > 0) {
-      skip((left + depthwise_padding_) * ifm_micro_ * ofm_micro_ / cores_);
+      visit_padding((left + depthwise_padding_) * ifm_micro_ * ofm_micro_ / cores_);
     }
   }
 
-  void element(int32_t ofm, int32_t ifm, int32_t y, int32_t x) {
+  void visit_tap(int32_t ofm, int32_t ifm, int32_t y, int32_t x) {
     for (int32_t inner = 0; inner < ifm_micro_; inner += step_) {
       for (int32_t z = core_ * 4; z < ofm_micro_; z += 4 * cores_) {
         for (int32_t o = 0; o < 4; ++o) {
@@ -396,7 +398,7 @@ class U85Walk {
     }
   }
 
-  void skip(int32_t count) {
+  void visit_padding(int32_t count) {
     for (int32_t i = 0; i < count; ++i) {
       visit_(-1, 0, 0, 0);
     }
@@ -405,7 +407,8 @@ class U85Walk {
   const WeightLayout& l_;
   int32_t core_, cores_;
   Visit visit_;
-  int32_t ofm_micro_, ifm_block_, ifm_depth_, ifm_micro_, step_, padded_, stride_x_, stride_y_, depthwise_padding_;
+  int32_t ofm_micro_, ifm_block_, ifm_depth_, ifm_micro_, step_, tap_multiple_, stride_x_, stride_y_,
+      depthwise_padding_;
 };
 
 template <typename Visit>
@@ -417,7 +420,7 @@ void walk(const Configuration& npu, const WeightLayout& layout, int32_t core, Vi
   }
 }
 
-// More values than a stream of a network has. The limit bounds the memory for damaged streams.
+// Limit of the memory for damaged streams. Streams of networks have fewer values.
 constexpr size_t kMaxWeights = size_t{1} << 28;
 
 // Counts the values of a core, with their padding.

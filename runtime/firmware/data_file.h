@@ -103,7 +103,8 @@ class DataFile final : public executorch::runtime::NamedDataMap {
 
   bool has(uint64_t at, uint64_t count) const { return at <= size_ && count <= size_ - at; }
 
-  // Positions are byte offsets in the file; 0 means "none, or outside the file".
+  // A position is a byte offset in the file. Position 0 means that the item is missing or outside the file. number(0)
+  // is 0.
   uint32_t number(size_t at) const { return at != 0 && has(at, 4) ? read_u32(data_ + at) : 0; }
 
   // Position of a field of the table at `table`.
@@ -142,7 +143,7 @@ class DataFile final : public executorch::runtime::NamedDataMap {
     if (key == 0 || !has(uint64_t{key} + 4, length + 1) || data_[key + 4 + length] != 0) {
       return false;
     }
-    // Flatbuffers omit a field with the value 0.
+    // Flatbuffers omit a field with the default value 0. field() then returns 0, and number() returns the value 0.
     const size_t segment = element(segments_, number(field(table, 1)));
     const uint64_t start = base_ + wide_number(field(segment, 0));
     const uint64_t count = wide_number(field(segment, 1));

@@ -40,10 +40,10 @@ class ModelMethod {
   ModelMethod(const ModelMethod&) = delete;
   ModelMethod& operator=(const ModelMethod&) = delete;
 
-  // Loads a method. The runtime allocates the method from `pool`, and temporary memory of instructions from `temp`,
-  // which methods may share. Tensors are in `planned`, which has an entry for each memory-planned buffer. `data` is the
-  // named data outside the program (see DataFile), or null. The program, `data`, the memories and the array of
-  // `planned` must outlive this object.
+  // Loads a method. The runtime allocates the method from `pool`, and temporary memory of instructions from `temp`.
+  // Several methods may share `temp`. Tensors are in `planned`, which has an entry for each memory-planned buffer.
+  // `data` is the named data outside the program (see DataFile), or null. The program, `data`, the memories and the
+  // array of `planned` must outlive this object.
   Error load(const executorch::runtime::Program& program, const char* name, Bytes pool, Span<Bytes> planned,
              MemoryAllocator* temp, const executorch::runtime::NamedDataMap* data = nullptr) {
     // Destroy the method of an earlier load() first: it refers to the allocators that are replaced below.
@@ -55,8 +55,8 @@ class ModelMethod {
     if (!meta.ok()) {
       return meta.error();
     }
-    // The runtime checks that each tensor is inside its planned memory. It does not know the scratch of a delegate,
-    // which may end after the last tensor.
+    // Check the sizes here. The runtime only checks that each tensor is inside its planned memory, but the scratch of a
+    // delegate may end after the last tensor.
     for (size_t i = 0; i < meta->num_memory_planned_buffers(); ++i) {
       const auto needed = meta->memory_planned_buffer_size(i);
       const size_t available = i < planned.size() ? planned[i].size() : 0;
@@ -134,7 +134,8 @@ class ModelMethod {
   std::optional<executorch::runtime::Method> method_;
 };
 
-// Allocator that records its peak use, because the runtime resets it after each instruction.
+// Allocator that records its peak use. used_size() does not suffice: the runtime resets the allocator after each
+// instruction.
 class PeakAllocator final : public MemoryAllocator {
  public:
   using MemoryAllocator::MemoryAllocator;

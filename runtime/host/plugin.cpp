@@ -21,28 +21,28 @@ void write_message(char* message, uint64_t size, const char* text, const char* n
   }
 }
 
-// The tracer of the delegate that executes on this thread, and the start time of its execution. Null and 0 without a
-// tracer.
+// The tracer of the delegate that executes on this thread, and the start time of the execution. Without a tracer, they
+// are null and 0.
 thread_local EventTracer* tracer = nullptr;
 thread_local et_timestamp_t start_ticks = 0;
 
 // Sets the tracer of this thread during its lifetime.
 class ScopedTracer {
  public:
-  explicit ScopedTracer(EventTracer* of) : tracer_(tracer), start_ticks_(start_ticks) {
-    tracer = of;
-    start_ticks = of == nullptr ? 0 : et_pal_current_ticks();
+  explicit ScopedTracer(EventTracer* current) : previous_(tracer), previous_start_ticks_(start_ticks) {
+    tracer = current;
+    start_ticks = current == nullptr ? 0 : et_pal_current_ticks();
   }
   ~ScopedTracer() {
-    tracer = tracer_;
-    start_ticks = start_ticks_;
+    tracer = previous_;
+    start_ticks = previous_start_ticks_;
   }
   ScopedTracer(const ScopedTracer&) = delete;
   ScopedTracer& operator=(const ScopedTracer&) = delete;
 
  private:
-  EventTracer* tracer_;
-  et_timestamp_t start_ticks_;
+  EventTracer* previous_;
+  et_timestamp_t previous_start_ticks_;
 };
 
 // A backend that forwards its calls to an executor.
@@ -137,7 +137,7 @@ int32_t arm_host_install(char* message, uint64_t message_size) {
     }
   }
   if (const char* refused = register_cortex_m_kernels()) {
-    write_message(message, message_size, "ExecuTorch's runtime did not take the kernel %s", refused);
+    write_message(message, message_size, "ExecuTorch's runtime refused the kernel %s", refused);
     return 1;
   }
   installed = true;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // C interface between the host plugin and the executors that Python registers.
 //
-// The plugin implements ExecuTorch backends, so that their programs run on this machine, which lacks their devices. The
-// plugin does not interpret payloads: it passes the payload and the tensors of each delegate to an executor.
+// The plugin implements ExecuTorch backends, so that programs for these backends run on a machine without the devices.
+// The plugin does not interpret payloads: it passes the payload and the tensors of each delegate to an executor.
 #pragma once
 
 #include <cstdint>
@@ -57,8 +57,7 @@ ARM_HOST_EXPORT int32_t arm_host_set_executor(const char* backend_id, const arm_
 // An executor may call the two functions below while it executes a delegate, on the same thread.
 //
 // Logs that operation `id` of the delegate ran from `start` to `end`, in nanoseconds since the delegate's execution
-// started.
-// Returns 0, or 1 if there is no tracer.
+// started. Returns 0, or 1 if there is no tracer.
 ARM_HOST_EXPORT int32_t arm_host_log_duration(int32_t id, uint64_t start, uint64_t end, const char* metadata,
                                               uint64_t metadata_size);
 

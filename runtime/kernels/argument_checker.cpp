@@ -18,7 +18,7 @@ using executorch::aten::SizesType;
 
 constexpr size_t kMaxRank = 16;
 
-// Whether the axes whose size is not 1 lie in memory in this order. True for empty tensors.
+// Whether `order` is the order of the axes in memory. Axes of size 1 may be anywhere. True for empty tensors.
 bool has_order(const Tensor& tensor, const DimOrderType* order) {
   const auto actual = tensor.dim_order();
   const auto sizes = tensor.sizes();
@@ -47,7 +47,7 @@ const char* describe_type(ScalarType type) {
     case ScalarType::Int:
       return "must be int32";
     default:
-      return "must have another dtype";
+      return "has the wrong dtype";
   }
 }
 
@@ -121,7 +121,7 @@ bool ArgumentChecker::is_in(const char* argument, int64_t value, int64_t low, in
 }
 
 bool ArgumentChecker::is_list(const char* argument, Int64List values, size_t length, int64_t low, int64_t high) {
-  return require(values.size() == length, argument, "must have another length") &&
+  return require(values.size() == length, argument, "has the wrong length") &&
          std::all_of(values.begin(), values.end(), [&](int64_t value) { return is_in(argument, value, low, high); });
 }
 
@@ -141,7 +141,7 @@ bool ArgumentChecker::resize(const char* argument, Tensor& out, const int64_t* s
   std::array<SizesType, kMaxRank> sizes{};
   for (size_t axis = 0; axis < rank; ++axis) {
     if (rank > kMaxRank || shape[axis] < 0 || shape[axis] > INT32_MAX) {
-      return fail(argument, "would have an impossible shape");
+      return fail(argument, "would have more than 16 axes, or an axis whose size is not an int32");
     }
     sizes[axis] = static_cast<SizesType>(shape[axis]);
   }
@@ -157,7 +157,7 @@ bool ArgumentChecker::resize_last_axis(const char* argument, Tensor& out, const 
   std::array<int64_t, kMaxRank> shape{};
   const auto sizes = input.sizes();
   if (sizes.empty() || sizes.size() > kMaxRank) {
-    return fail(argument, "would have an impossible shape");
+    return fail(argument, "must have 1 to 16 axes");
   }
   std::copy(sizes.begin(), sizes.end(), shape.begin());
   shape[sizes.size() - 1] = size;

@@ -17,10 +17,10 @@ using Int64List = executorch::aten::ArrayRef<int64_t>;
 using OptionalTensor = std::optional<Tensor>;
 using executorch::runtime::KernelRuntimeContext;
 
-// Size in a shape that ArgumentChecker::has_shape() does not compare.
+// In a shape for ArgumentChecker::has_shape(): the axis may have any size.
 constexpr int64_t kAnySize = -1;
 
-// Whether the elements lie in the order of the axes, the last one innermost. Axes of size 1 may be anywhere.
+// Whether the elements lie in memory in the order of the axes, outermost first. Axes of size 1 may be anywhere.
 bool is_contiguous(const Tensor& tensor);
 
 // Whether the elements of a tensor of rank 4 lie in the order of the axes 0, 2, 3, 1. Axes of size 1 may be anywhere.
@@ -33,7 +33,7 @@ bool has_same_order(const Tensor& first, const Tensor& second);
 // &&, so that the first error is the only one that is logged, and later checks need not repeat earlier ones.
 class ArgumentChecker {
  public:
-  // `name` is the operator's, for example "cortex_m::quantized_add.out".
+  // `name` is the operator's name, for example "cortex_m::quantized_add.out".
   ArgumentChecker(KernelRuntimeContext& context, const char* name) : context_(context), name_(name) {}
 
   // Logs the error and returns false. `reason` follows the argument's name in the message: "must be ...".
@@ -51,11 +51,11 @@ class ArgumentChecker {
   }
 
   bool is_in(const char* argument, int64_t value, int64_t low, int64_t high);
-  // A list of `length` values in [low, high].
+  // Whether a list has `length` values, all in [low, high].
   bool is_list(const char* argument, Int64List values, size_t length, int64_t low, int64_t high);
 
   bool is_zero_point(const char* argument, int64_t value) { return is_in(argument, value, INT8_MIN, INT8_MAX); }
-  // The negative of a zero point.
+  // An offset is the negative of a zero point.
   bool is_offset(const char* argument, int64_t value) { return is_in(argument, value, -INT8_MAX, -INT8_MIN); }
   bool is_multiplier(const char* argument, int64_t value);
   bool is_shift(const char* argument, int64_t value);
@@ -65,7 +65,7 @@ class ArgumentChecker {
   // Sets the shape of the result. In programs with static shapes, the result already has this shape.
   bool resize(const char* argument, Tensor& out, std::initializer_list<int64_t> shape);
   bool resize_like(const char* argument, Tensor& out, const Tensor& input);
-  // Sets the shape of `input`, but with `size` elements on the last axis.
+  // Sets the shape of `out` to the shape of `input`, but with `size` elements on the last axis.
   bool resize_last_axis(const char* argument, Tensor& out, const Tensor& input, int64_t size);
 
  private:

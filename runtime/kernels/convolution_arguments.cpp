@@ -28,7 +28,7 @@ bool is_int32_vector(ArgumentChecker& check, const char* name, const Tensor& ten
   return check.has_type(name, tensor, ScalarType::Int) && check.has_shape(name, tensor, {length});
 }
 
-bool has_valid_factors(ArgumentChecker& check, const ConvolutionArguments& arguments, int64_t channels) {
+bool has_valid_requantization(ArgumentChecker& check, const ConvolutionArguments& arguments, int64_t channels) {
   if (!is_int32_vector(check, "requantize_multipliers", arguments.requantize_multipliers, channels) ||
       !is_int32_vector(check, "requantize_shifts", arguments.requantize_shifts, channels)) {
     return false;
@@ -53,7 +53,7 @@ ImageSize image_size(const Tensor& tensor, bool is_nhwc) {
 }
 
 bool check_convolution(ArgumentChecker& check, const ConvolutionArguments& arguments, const Tensor& out, bool is_nhwc,
-                       int output_channels, Convolution& convolution) {
+                       int output_channel_axis, Convolution& convolution) {
   const Tensor& weight = arguments.weight;
   if (!is_int8_image(check, "input", arguments.input, is_nhwc) || !is_int8_image(check, "out", out, is_nhwc) ||
       !check.has_type("weight", weight, ScalarType::Char) || !check.has_rank("weight", weight, 4) ||
@@ -66,8 +66,8 @@ bool check_convolution(ArgumentChecker& check, const ConvolutionArguments& argum
       !check.is_activation_range(arguments.activation_min, arguments.activation_max)) {
     return false;
   }
-  const int64_t channels = weight.size(output_channels);
-  if (!has_valid_factors(check, arguments, channels) ||
+  const int64_t channels = weight.size(output_channel_axis);
+  if (!has_valid_requantization(check, arguments, channels) ||
       (arguments.bias.has_value() && !is_int32_vector(check, "bias", *arguments.bias, channels))) {
     return false;
   }

@@ -51,7 +51,8 @@ struct ConvolutionAxis {
 
   // Input position of the first tap for the output position `output`; negative if the tap is in the padding.
   int32_t origin(int32_t output) const { return output * stride - padding; }
-  // Of a window whose first tap is at input position `at`, the taps [first_tap(at), end_tap(at)) are inside the input.
+  // If the first tap of a window is at input position `at`, the taps [first_tap(at), end_tap(at)) of the window are
+  // inside the input.
   int32_t first_tap(int32_t at) const { return at < 0 ? (-at + dilation - 1) / dilation : 0; }
   int32_t end_tap(int32_t at) const {
     const int32_t inside = at < input ? (input - at + dilation - 1) / dilation : 0;
@@ -88,9 +89,9 @@ struct Convolution {
 ImageSize image_size(const Tensor& tensor, bool is_nhwc);
 
 // Checks the arguments that all kinds of convolution have, and sets all members of `convolution` except `output`.
-// `output_channels` is the index of the weights' axis of output channels.
+// The output channels are on axis `output_channel_axis` of the weights.
 bool check_convolution(ArgumentChecker& check, const ConvolutionArguments& arguments, const Tensor& out, bool is_nhwc,
-                       int output_channels, Convolution& convolution);
+                       int output_channel_axis, Convolution& convolution);
 
 // Checks and sets the shape of `out`, and sets `convolution.output`.
 bool resize_result(ArgumentChecker& check, Tensor& out, bool is_nhwc, int64_t height, int64_t width, int64_t channels,

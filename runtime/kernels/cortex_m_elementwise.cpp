@@ -53,7 +53,7 @@ bool is_channel_broadcast(const Tensor& first, const Tensor& second) {
 }
 
 bool check_channel_broadcast(ArgumentChecker& check, const Tensor& first, const Tensor& second, Tensor& out) {
-  // Do not compare numbers of elements: a pixel has more of them than an empty tensor.
+  // Do not choose the tensor with more elements: if the full tensor is empty, the pixel has more.
   const Tensor& full = is_pixel(first) ? second : first;
   return check.resize_like("out", out, full) && check.is_channels_last("self", first) &&
          check.is_channels_last("other", second) && check.is_channels_last("out", out);
@@ -199,20 +199,20 @@ Tensor& quantized_div_out(KernelRuntimeContext& context, const Tensor& first, in
 constexpr int kMaxBroadcastRank = 4;
 using Sizes = std::array<SizesType, kMaxBroadcastRank>;
 
-// The sizes with leading ones.
+// Adds leading axes of size 1 up to rank 4.
 Sizes pad_sizes(const Tensor& tensor) {
   Sizes sizes{1, 1, 1, 1};
   std::copy(tensor.sizes().begin(), tensor.sizes().end(), sizes.end() - tensor.dim());
   return sizes;
 }
 
-// Whether CMSIS-NN reads wrong elements when it broadcasts `row` to `full`: each row of `row` has one element, `row`
-// has several rows, and the rows of `full` have several columns.
-bool has_cmsis_broadcast_bug(const Sizes& row, const Sizes& full) {
-  return row[1] > 1 && row[2] == 1 && row[3] == 1 && full[2] > 1;
+// Whether CMSIS-NN reads wrong elements when it broadcasts `operand` to `full`. Both shapes are [n, h, w, c]. The bug
+// occurs for an operand with several rows (h > 1) of one element (w = c = 1), if `full` has several columns (w > 1).
+bool has_cmsis_broadcast_bug(const Sizes& operand, const Sizes& full) {
+  return operand[1] > 1 && operand[2] == 1 && operand[3] == 1 && full[2] > 1;
 }
 
-// Elements between two neighbors on each axis of contiguous memory; 0 for an axis on which the tensor is repeated.
+// Strides in contiguous memory, in elements. An axis of size 1 has stride 0, so that its element is repeated.
 std::array<ssize_t, kMaxBroadcastRank> broadcast_strides(const Sizes& sizes) {
   std::array<ssize_t, kMaxBroadcastRank> strides{};
   ssize_t stride = 1;
@@ -252,11 +252,12 @@ bool check_broadcast(ArgumentChecker& check, const Tensor& first, const Tensor& 
       (first.numel() == 1 && has_same_order(second, out)) || (second.numel() == 1 && has_same_order(first, out));
   const bool are_contiguous = is_contiguous(first) && is_contiguous(second) && is_contiguous(out);
   return check.require(resized, "out", "cannot have the shape of the result") &&
-         check.require(!has_bug, "other", "cannot be broadcast: CMSIS-NN repeats single elements of rows wrongly") &&
+         check.require(!has_bug, "other",
+                       "cannot be broadcast: CMSIS-NN reads wrong elements if a row has one element") &&
          check.require(is_scalar || are_contiguous, "other", "can be broadcast only in contiguous memory format");
 }
 
-// Computes one row of the result. The stride of an operand is 1, or 0 if one element is repeated.
+// Computes one row of the result. An operand has stride 0 if one element is repeated, else stride 1.
 template <typename Operation>
 void apply_row(const int8_t* a, ssize_t a_stride, const int8_t* b, ssize_t b_stride, int8_t* out, ssize_t count,
                Operation operation) {
@@ -317,10 +318,10 @@ Tensor& quantized_activation_out(KernelRuntimeContext& context, const Tensor& in
     return out;
   }
   const auto* x = input.const_data_ptr<int8_t>();
-  const auto* of_zero = table.const_data_ptr<int8_t>() + 128;
+  const auto* entry_of_zero = table.const_data_ptr<int8_t>() + 128;
   auto* result = out.mutable_data_ptr<int8_t>();
   for (ssize_t i = 0; i < out.numel(); ++i) {
-    result[i] = of_zero[x[i]];
+    result[i] = entry_of_zero[x[i]];
   }
   return out;
 }

@@ -11,14 +11,14 @@ namespace {
 constexpr const char kLinear[] = "cortex_m::quantized_linear.out";
 constexpr const char kBatchMatmul[] = "cortex_m::quantized_batch_matmul.out";
 
-// Product of a matrix of shape [rows, depth] and the transpose of one of shape [columns, depth].
+// Product of a left matrix of shape [rows, depth] and the transpose of a right matrix of shape [columns, depth].
 struct MatrixProduct {
   int32_t rows;
   int32_t columns;
   int32_t depth;
   int32_t left_offset;
   int32_t right_offset;
-  const int32_t* start;  // initial accumulator of each column, or null
+  const int32_t* initial;  // initial accumulator of each column; null: 0
   int32_t multiplier;
   int32_t shift;
   int32_t output_offset;
@@ -32,8 +32,8 @@ void multiply(const MatrixProduct& product, const int8_t* left, const int8_t* ri
     for (int32_t column = 0; column < product.columns; ++column) {
       const uint32_t sum = multiply_accumulate(left + row * depth, product.left_offset, right + column * depth,
                                                product.right_offset, product.depth);
-      const int32_t start = product.start == nullptr ? 0 : product.start[column];
-      *out++ = requantize_to_int8(add_wrapping(start, static_cast<int32_t>(sum)), product.multiplier, product.shift,
+      const int32_t initial = product.initial == nullptr ? 0 : product.initial[column];
+      *out++ = requantize_to_int8(add_wrapping(initial, static_cast<int32_t>(sum)), product.multiplier, product.shift,
                                   product.output_offset, product.low, product.high);
     }
   }
@@ -43,7 +43,8 @@ bool is_int8_matrix(ArgumentChecker& check, const char* argument, const Tensor& 
   return check.has_type(argument, tensor, ScalarType::Char) && check.is_contiguous(argument, tensor);
 }
 
-bool is_column_vector(ArgumentChecker& check, const char* argument, const OptionalTensor& tensor, int64_t columns) {
+bool has_element_per_feature(ArgumentChecker& check, const char* argument, const OptionalTensor& tensor,
+                             int64_t columns) {
   return !tensor.has_value() ||
          (check.has_type(argument, *tensor, ScalarType::Int) &&
           check.require(tensor->numel() == columns, argument, "must have an element for each output feature"));
@@ -57,8 +58,8 @@ bool check_linear(ArgumentChecker& check, const Tensor& input, const Tensor& wei
          check.has_rank("weights", weights, 2) &&
          check.require(weights.size(1) == input.size(input.dim() - 1), "weights",
                        "must have the input's features on the last axis") &&
-         is_column_vector(check, "bias", bias, weights.size(0)) &&
-         is_column_vector(check, "kernel_sum", kernel_sum, weights.size(0)) &&
+         has_element_per_feature(check, "bias", bias, weights.size(0)) &&
+         has_element_per_feature(check, "kernel_sum", kernel_sum, weights.size(0)) &&
          check.is_offset("input_offset", input_offset) && check.is_offset("filter_offset", filter_offset) &&
          check.is_zero_point("output_offset", output_offset) &&
          check.is_list("requantize_multipliers", multipliers, 1, kMinMultiplier, kMaxMultiplier) &&
@@ -79,14 +80,14 @@ Tensor& linear_out(KernelRuntimeContext& context, const Tensor& input, const Ten
     return out;
   }
   const int64_t columns = weights.size(0);
-  const OptionalTensor& start = kernel_sum.has_value() ? kernel_sum : bias;
+  const OptionalTensor& initial = kernel_sum.has_value() ? kernel_sum : bias;
   const MatrixProduct product = {
       static_cast<int32_t>(columns == 0 ? 0 : out.numel() / columns),
       static_cast<int32_t>(columns),
       static_cast<int32_t>(weights.size(1)),
       static_cast<int32_t>(kernel_sum.has_value() ? 0 : input_offset),
       static_cast<int32_t>(filter_offset),
-      start.has_value() ? start->const_data_ptr<int32_t>() : nullptr,
+      initial.has_value() ? initial->const_data_ptr<int32_t>() : nullptr,
       static_cast<int32_t>(requantize_multipliers[0]),
       static_cast<int32_t>(requantize_shifts[0]),
       static_cast<int32_t>(output_offset),

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Average and max pooling of int8 tensors over the two spatial axes. Kernels without the suffix _nhwc take tensors of
-// shape (N, C, H, W) in channels_last memory format, the others tensors of shape (N, H, W, C) in contiguous memory
-// format. The order of the elements in memory is the same. The limits and the arithmetic are described in
-// arm_backend_core/cortex_m/kernels/pooling.py.
+// Average and max pooling of int8 tensors over the two spatial axes. Kernels with the suffix _nhwc take tensors of
+// shape (N, H, W, C) in contiguous memory format. Kernels without this suffix take tensors of shape (N, C, H, W) in
+// channels_last memory format. The order of the elements in memory is the same. The limits and the arithmetic are
+// described in arm_backend_core/cortex_m/kernels/pooling.py.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -39,8 +39,8 @@ struct Pooling {
   PoolingAxis width;
 };
 
-// The number of windows as PyTorch counts them: with ceil_mode, a last window may extend past the padding, but must
-// start before the padding on the right.
+// Counts the windows as PyTorch does. With ceil_mode, the last window may extend past the padding, but must start
+// before the padding on the right.
 int64_t count_windows(const PoolingAxis& axis, bool ceil_mode) {
   const int64_t span = axis.size + 2 * axis.padding - axis.kernel;
   const int64_t windows = (span + (ceil_mode ? axis.stride - 1 : 0)) / axis.stride + 1;
@@ -124,7 +124,8 @@ void for_each_window(const Pooling& pooling, const Tensor& input, Tensor& out, R
   }
 }
 
-// The quotient, rounded to nearest, ties away from zero. Unsigned, because |sum| + count / 2 can exceed int32_t.
+// sum / count, rounded to nearest, ties away from zero. The arithmetic is unsigned, because |sum| + count / 2 can
+// exceed int32_t.
 int32_t divide_rounded(int32_t sum, int32_t count) {
   const auto divisor = static_cast<uint32_t>(count);
   const auto magnitude = sum < 0 ? 0 - static_cast<uint32_t>(sum) : static_cast<uint32_t>(sum);
@@ -133,7 +134,8 @@ int32_t divide_rounded(int32_t sum, int32_t count) {
 }
 
 void average_window(const Window& window, int8_t* result) {
-  // Channels are summed in blocks of this size, because their number is not limited and kernels allocate no memory.
+  // Channels are summed in blocks of this size, because the number of channels is not limited and kernels allocate no
+  // memory.
   constexpr size_t kBlock = 64;
   const auto count = static_cast<int32_t>(window.rows * window.columns);
   const auto channels = static_cast<size_t>(window.channels);
@@ -196,7 +198,7 @@ Tensor& max_pool2d_out(KernelRuntimeContext& context, const Tensor& input, Int64
   Pooling pooling{};
   if (!check.require(!ceil_mode, "ceil_mode", "must be false") || !check.is_list("dilation", dilation, 2, 1, 1) ||
       !check.is_zero_point("input_zero_point", input_zero_point) ||
-      !check.require(input_zero_point == output_zero_point, "output_zero_point", "must be that of the input") ||
+      !check.require(input_zero_point == output_zero_point, "output_zero_point", "must equal input_zero_point") ||
       !check.is_activation_range(activation_min, activation_max) ||
       !prepare<kIsNhwc>(check, pooling, input, kernel_size, stride, padding, false, out)) {
     return out;

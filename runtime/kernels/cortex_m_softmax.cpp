@@ -21,10 +21,10 @@ constexpr int32_t kSumIntegerBits = 12;
 constexpr int64_t kMaxRow = (1 << kSumIntegerBits) - 1;
 
 constexpr int32_t kQuarter = INT32_C(1) << (31 - kInputIntegerBits - 2);
-// exp(-1/8) and 1/3, without integer bits.
+// exp(-1/8) and 1/3, with 0 integer bits.
 constexpr int32_t kExpMinusEighth = 1895147668;
 constexpr int32_t kThird = 715827883;
-// exp(-2^k) for k = -2, ..., 4, without integer bits.
+// exp(-2^k) for k = -2, ..., 4, with 0 integer bits.
 constexpr int32_t kExpOfPowers[] = {1672461947, 1302514674, 790015084, 290630308, 39332535, 720401, 242};
 // 48/17 and -32/17 with 2 integer bits: 48/17 - 32/17 * x approximates 1 / x in [1/2, 1] with the least relative error.
 constexpr int32_t kNewtonConstant = 1515870810;
@@ -36,7 +36,7 @@ struct ExpParameters {
   int32_t diff_min;
 };
 
-// exp(x) for x <= 0. x has 5 integer bits, the result has none. x is split into a multiple of 1/4 and a negative rest,
+// exp(x) for x <= 0. x has 5 integer bits, the result has 0. x is split into a multiple of 1/4 and a negative rest,
 // which is at least -1/4.
 int32_t exp_of_negative(int32_t x) {
   if (x == 0) {
@@ -62,7 +62,7 @@ int32_t exp_of_negative(int32_t x) {
   return result;
 }
 
-// 1 / (1 + x) for x in [0, 1), both without integer bits, by three steps of Newton's method.
+// 1 / (1 + x) for x in [0, 1), by three steps of Newton's method. x and the result have 0 integer bits.
 int32_t reciprocal_of_one_plus(int32_t x) {
   const auto half = static_cast<int32_t>((static_cast<int64_t>(x) + (INT64_C(1) << 31)) >> 1);
   int32_t result = kNewtonConstant + doubling_high_multiply(half, kNewtonSlope);
@@ -103,7 +103,7 @@ void softmax_row(const int8_t* input, int8_t* out, ssize_t size, const ExpParame
   for (ssize_t i = 0; i < size; ++i) {
     const int32_t difference = input[i] - largest;
     int32_t quotient = 0;
-    // From 32 bits on, the quotient is less than 1/2, and 0 after rounding.
+    // If divisor_bits is 32 or more, the quotient is less than 1/2 and rounds to 0.
     if (difference >= parameters.diff_min && divisor_bits < 32) {
       quotient =
           divide_by_power_of_two(doubling_high_multiply(exponential(difference, parameters), reciprocal), divisor_bits);

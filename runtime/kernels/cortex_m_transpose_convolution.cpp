@@ -16,8 +16,8 @@ int64_t result_size(const ConvolutionAxis& axis, int64_t output_padding) {
   return full - 2 * int64_t{axis.padding} + output_padding;
 }
 
-// Returns the input position that contributes to position `output` through the tap, or -1 if it is outside of the
-// input. Requires (output + padding - tap) to be a multiple of the stride.
+// Returns the input position whose product with the tap contributes to the output position `output`, or -1 if the input
+// position is outside of the input. Requires (output + padding - tap) to be a multiple of the stride.
 int32_t input_position(const ConvolutionAxis& axis, int32_t output, int32_t tap) {
   const int32_t at = output + axis.padding - tap;
   return at >= 0 && at / axis.stride < axis.input ? at / axis.stride : -1;

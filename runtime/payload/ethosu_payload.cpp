@@ -169,8 +169,8 @@ PayloadStatus read_configuration(const Block& block, size_t at, EthosUPayload* p
   return {};
 }
 
-// COP1: the magic, then records that begin with a tag word. Its low byte is the type of the record. For commands, the
-// rest is their length in words (bits 8-15: high part, bits 16-31: low part).
+// COP1: the magic, then records that begin with a tag word. The low byte of the tag is the type of the record. For
+// commands, the tag also contains their length in words (bits 8-15: high part, bits 16-31: low part).
 PayloadStatus read_cop1(const Block& block, EthosUPayload* payload) {
   enum : uint8_t { kConfiguration = 1, kCommandStream = 2, kNop = 5 };
   constexpr size_t kConfigurationSize = 12;
@@ -218,9 +218,9 @@ PayloadStatus read_cop1(const Block& block, EthosUPayload* payload) {
 }
 
 // COP2, byte offsets: 0 magic, 4 uint16 major version, 6 minor, 8 uint64 number of bytes from 16 to the end, 16 entry
-// kind (1: commands), 20 number of bytes from 24 to the end, 24 number of bytes from 28 to the
-// commands, 28 "VEUM", 32 uint16 major version, 34 minor, 36 number of bytes from 40 to 60, 40 configuration, 44
-// architecture, 48 addressing, 52 uint64 fast scratch size, 60 filler.
+// kind (1: commands), 20 number of bytes from 24 to the end, 24 number of bytes from 28 to the commands, 28 "VEUM",
+// 32 uint16 major version, 34 minor, 36 number of bytes from 40 to 60, 40 configuration, 44 architecture, 48
+// addressing, 52 uint64 fast scratch size, 60 filler.
 PayloadStatus read_cop2(const Block& block, EthosUPayload* payload) {
   constexpr size_t kFixedSize = 60;
   constexpr size_t kMetadataAt = 28;
@@ -254,7 +254,9 @@ PayloadStatus read_cop2(const Block& block, EthosUPayload* payload) {
   }
   if (metadata < kFixedSize - kMetadataAt || metadata > block.size - kMetadataAt ||
       (kMetadataAt + metadata) % kNpuAlignment != 0 || (block.size - kMetadataAt - metadata) % 4 != 0) {
-    return bad_commands(block, 24, "% bytes of metadata do not leave commands at a multiple of 16 in % bytes",
+    return bad_commands(block, 24,
+                        "after % bytes of metadata, the commands must start at a multiple of 16 bytes and fill the % "
+                        "bytes of the stream with whole words",
                         signed_size(metadata), signed_size(block.size));
   }
   const uint32_t addressing = read_u32(data + 48);
@@ -284,8 +286,8 @@ PayloadStatus read_commands(const Block& block, EthosUPayload* payload) {
   return bad_commands(block, 0, "it starts neither with COP1 nor with COP2");
 }
 
-// Checks one input or output.
-PayloadStatus check_tensor(const PayloadTensor& tensor, const char* name, size_t at, int64_t index, Region own_region,
+// Checks one input or output. `io_region` is the region of inputs or outputs in streams with separate regions for them.
+PayloadStatus check_tensor(const PayloadTensor& tensor, const char* name, size_t at, int64_t index, Region io_region,
                            const EthosUPayload& payload) {
   uint64_t nbytes = 1;
   const int32_t size = tensor.element_size;
@@ -304,12 +306,12 @@ PayloadStatus check_tensor(const PayloadTensor& tensor, const char* name, size_t
       return failure(PayloadError::kTensor, name, at, "tensor % is larger than 4 GiB", index);
     }
   }
-  const bool own = tensor.is_in(own_region);
-  if (!own && !tensor.is_in(Region::kScratch)) {
+  const bool in_io_region = tensor.is_in(io_region);
+  if (!in_io_region && !tensor.is_in(Region::kScratch)) {
     return failure(PayloadError::kTensor, name, at + 4 * (kPayloadRank + 2), "tensor % is in region %, not in 1 or %",
-                   index, tensor.region, static_cast<int64_t>(own_region));
+                   index, tensor.region, static_cast<int64_t>(io_region));
   }
-  if (own && !payload.separate_io) {
+  if (in_io_region && !payload.separate_io) {
     return failure(PayloadError::kTensor, name, at + 4 * (kPayloadRank + 2),
                    "tensor % is in region %, which its commands do not address", index, tensor.region);
   }
@@ -317,7 +319,7 @@ PayloadStatus check_tensor(const PayloadTensor& tensor, const char* name, size_t
     return failure(PayloadError::kTensor, name, at + 4 * (kPayloadRank + 1), "tensor % is at offset %", index,
                    tensor.offset);
   }
-  if (tensor.is_allocated() && !own && static_cast<uint64_t>(tensor.offset) + nbytes > payload.scratch_size) {
+  if (tensor.is_allocated() && !in_io_region && static_cast<uint64_t>(tensor.offset) + nbytes > payload.scratch_size) {
     return failure(PayloadError::kTensor, name, at + 4 * (kPayloadRank + 1),
                    "tensor % ends at byte % of a scratch of % bytes", index,
                    static_cast<int64_t>(static_cast<uint64_t>(tensor.offset) + nbytes), payload.scratch_size);
@@ -362,15 +364,16 @@ PayloadStatus read_tensors(const Block& block, BlockId id, const EthosUPayload& 
   }
   const uint32_t count = read_u32(block.data);
   if (count > kMaxPayloadTensors || block.size != 4 + kTensorSize * count) {
-    return failure(PayloadError::kLength, name, block.offset,
-                   "% tensors of 36 bytes and their count do not fill % bytes, or are more than %", count,
-                   signed_size(block.size), kMaxPayloadTensors);
+    return failure(
+        PayloadError::kLength, name, block.offset,
+        "% tensors of 36 bytes and their count must fill the % bytes of the block; at most % tensors are allowed",
+        count, signed_size(block.size), kMaxPayloadTensors);
   }
   *tensors = PayloadTensors(block.data + 4, count);
-  const Region own_region = id == kInputs ? Region::kInput : Region::kOutput;
+  const Region io_region = id == kInputs ? Region::kInput : Region::kOutput;
   for (uint32_t i = 0; i < count; ++i) {
     const PayloadStatus status =
-        check_tensor(tensors->at(i), name, block.offset + 4 + kTensorSize * i, i, own_region, payload);
+        check_tensor(tensors->at(i), name, block.offset + 4 + kTensorSize * i, i, io_region, payload);
     if (!status.ok()) {
       return status;
     }
@@ -388,7 +391,7 @@ PayloadStatus check_length(const Block& block, BlockId id, size_t length) {
 
 ByteView external_key(const Block& block) { return block.external ? ByteView{block.data, block.size} : ByteView(); }
 
-// The block with its contents in place of its key. Offsets in errors then count from the start of the contents.
+// Replaces the key of an external block by the contents. Offsets in errors then count from the start of the contents.
 Block resolve(Block block, const ByteView& contents) {
   if (block.external) {
     block.data = contents.data;

@@ -14,7 +14,8 @@ constexpr size_t kPayloadRank = 6;
 // Version of the payload format. Firmware that arm_recipes generates checks at compile time that its program was
 // exported for this version.
 constexpr int kPayloadFormat = 1;
-// Maximum number of inputs, and of outputs. It bounds the work of the overlap check; a payload with more is damaged.
+// Maximum number of inputs, and of outputs. The limit bounds the work of the overlap check. A payload with more tensors
+// is refused as damaged.
 constexpr uint32_t kMaxPayloadTensors = 1024;
 // Length of the key of an external block. ExecuTorch's own EthosUBackend accepts no other length.
 constexpr size_t kNamedDataKeySize = 64;
@@ -121,7 +122,8 @@ struct ExternalData {
   ByteView weights;
 };
 
-// Returns the keys of external blocks; none for a damaged payload, which read_ethosu_payload() reports.
+// Returns the keys of external blocks. If the payload is damaged, both keys are empty; read_ethosu_payload() reports
+// the damage.
 ExternalKeys read_external_keys(const void* data, size_t size);
 
 // Reads and validates the payload at `data`, at any alignment. `payload` is complete only if the status is ok. If the

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Executes a program in ExecuTorch's runtime on this machine, in memory pools of given sizes, and prints the bytes that
-// it used. Backend, kernels and allocators are the same as in firmware; the emulator replaces the NPU.
+// Executes a program in ExecuTorch's runtime on this machine, in memory pools of given sizes, and prints how many bytes
+// the program used. Backend, kernels and allocators are the same as in firmware. The emulator replaces the NPU.
 //
 //   measure_pools FILE
 //
@@ -44,7 +44,7 @@ using executorch::runtime::Error;
 using executorch::runtime::Program;
 
 // Size of an unlimited pool. The operating system allocates only the pages that are used.
-constexpr size_t kUnknownPoolSize = size_t{1} << 30;
+constexpr size_t kUnlimitedPoolSize = size_t{1} << 30;
 
 [[noreturn]] void fail(const std::string& what) {
   std::fprintf(stderr, "pools: %s\n", what.c_str());
@@ -58,7 +58,7 @@ constexpr size_t kUnknownPoolSize = size_t{1} << 30;
 // Memory of the given size, or unlimited memory for -1, aligned to a cache line as in firmware.
 class Pool {
  public:
-  explicit Pool(long long size) : size_(size < 0 ? kUnknownPoolSize : static_cast<size_t>(size)) {
+  explicit Pool(long long size) : size_(size < 0 ? kUnlimitedPoolSize : static_cast<size_t>(size)) {
     void* data = nullptr;
     if (posix_memalign(&data, arm_runtime::kCacheLine, std::max<size_t>(size_, 1)) != 0) {
       fail("no memory for a pool of " + std::to_string(size_) + " bytes");
@@ -106,14 +106,14 @@ class Request {
 };
 
 // A method with its own pools.
-struct Loaded {
+struct LoadedMethod {
   std::string name;
   Pool pool, planned;
   std::vector<ModelMethod::Bytes> memories;
   std::vector<std::vector<uint8_t>> inputs, outputs;  // the application's memory
   ModelMethod method;
 
-  Loaded(Request* request, const std::vector<Pool>& shared)
+  LoadedMethod(Request* request, const std::vector<Pool>& shared)
       : name(request->word()), pool(request->number()), planned(request->number()), memories{planned.bytes()} {
     for (const Pool& other : shared) {
       memories.push_back(other.bytes());
@@ -121,7 +121,7 @@ struct Loaded {
   }
 };
 
-void set_inputs(Loaded* loaded, const Program& program, Request* request) {
+void set_inputs(LoadedMethod* loaded, const Program& program, Request* request) {
   const auto meta = program.method_meta(loaded->name.c_str());
   const size_t count = request->count();
   loaded->inputs.clear();
@@ -142,8 +142,8 @@ void set_inputs(Loaded* loaded, const Program& program, Request* request) {
   }
 }
 
-// Gives the method memory for the outputs that the memory plan does not place, before its first run.
-void set_outputs(Loaded* loaded, const Program& program) {
+// Sets the memory of outputs that the memory plan does not allocate. Only the first call for a method has an effect.
+void set_outputs(LoadedMethod* loaded, const Program& program) {
   const auto meta = program.method_meta(loaded->name.c_str());
   for (size_t i = 0; i < meta->num_outputs(); ++i) {
     if (loaded->method.output(i).data() != nullptr) {
@@ -158,7 +158,7 @@ void set_outputs(Loaded* loaded, const Program& program) {
   }
 }
 
-void write_outputs(const Loaded& loaded, Request* request) {
+void write_outputs(const LoadedMethod& loaded, Request* request) {
   const size_t count = request->count();
   for (size_t i = 0; i < count; ++i) {
     const auto bytes = loaded.method.output(i);
@@ -211,10 +211,10 @@ int main(int count, char** arguments) {
   for (size_t left = request.count(); left > 0; --left) {
     shared.emplace_back(request.number());
   }
-  std::vector<std::unique_ptr<Loaded>> methods;
+  std::vector<std::unique_ptr<LoadedMethod>> methods;
   for (size_t left = request.count(); left > 0; --left) {
-    methods.push_back(std::make_unique<Loaded>(&request, shared));
-    Loaded& added = *methods.back();
+    methods.push_back(std::make_unique<LoadedMethod>(&request, shared));
+    LoadedMethod& added = *methods.back();
     const Error error =
         added.method.load(*program, added.name.c_str(), added.pool.bytes(),
                           {added.memories.data(), added.memories.size()}, &temp, data_path.empty() ? nullptr : &data);
@@ -223,7 +223,7 @@ int main(int count, char** arguments) {
     }
   }
   for (size_t left = request.count(); left > 0; --left) {
-    Loaded& loaded = *methods.at(request.count());
+    LoadedMethod& loaded = *methods.at(request.count());
     set_inputs(&loaded, *program, &request);
     set_outputs(&loaded, *program);
     const Error error = loaded.method.execute();

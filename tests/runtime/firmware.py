@@ -117,7 +117,7 @@ class Firmware:
         }
 
     def listing(self) -> Iterator[str]:
-        """Yield one line per step of the method, in the format of runtime/tests/firmware/firmware.cpp."""
+        """Yield one line per entry of the listing, in the format of runtime/tests/firmware/firmware.cpp."""
         yield f"npu {self.npu[0]} {self.npu[1]}"
         yield from self.method_listing()
 

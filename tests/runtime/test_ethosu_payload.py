@@ -374,8 +374,8 @@ _BAD: list[tuple[Callable[[], bytes], str, str]] = [
     ),
     # Counts.
     (lambda: pack_block_stream([*_blocks()[:4], ("inputs", b""), *_blocks()[5:]]), "inputs", "hold a count"),
-    (lambda: _corrupt("inputs", 32, struct.pack("<i", 2)), "inputs", "2 tensors .* do not fill 40"),
-    (lambda: _corrupt("outputs", 32, struct.pack("<i", 0)), "outputs", "0 tensors .* do not fill 40"),
+    (lambda: _corrupt("inputs", 32, struct.pack("<i", 2)), "inputs", "2 tensors .* must fill the 40"),
+    (lambda: _corrupt("outputs", 32, struct.pack("<i", 0)), "outputs", "0 tensors .* must fill the 40"),
     (lambda: _corrupt("outputs", 32, struct.pack("<i", -1)), "outputs", "4294967295 tensors"),
     # 2**30 tensors of 36 bytes take 2**32 * 9 bytes, which is 0 in 32 bits.
     (lambda: _corrupt("inputs", 32, struct.pack("<I", 2**30 + 1)), "inputs", "1073741825 tensors"),

@@ -21,8 +21,8 @@ class VgfProgram {
   ~VgfProgram();
 
   /// Creates all objects that running `file` needs. Afterwards, neither `file` nor its payload is needed. Called once;
-  /// the destructor also frees the objects of a failed call. Errors are those of Vulkan, and NotSupported for tensors
-  /// beyond the device's limits.
+  /// the destructor also frees the objects of a failed call. Returns NotSupported if a tensor exceeds the
+  /// device's limits, and the corresponding error if a Vulkan function fails.
   Error prepare(const VgfFile& file);
 
   /// An input or output. `mapped` is its memory on the device.

@@ -162,7 +162,8 @@ bool has_required_extensions(const std::vector<VkExtensionProperties>& extension
   return true;
 }
 
-// Whether a queue family executes SPIR-V graphs. Other engines share VK_QUEUE_DATA_GRAPH_BIT_ARM.
+// Whether a queue family executes SPIR-V graphs. VK_QUEUE_DATA_GRAPH_BIT_ARM does not say this: families of other data
+// graph engines have this bit, too.
 bool runs_spirv_graphs(PFN_vkGetPhysicalDeviceQueueFamilyDataGraphPropertiesARM query, VkPhysicalDevice device,
                        uint32_t family) {
   uint32_t count = 0;
@@ -242,7 +243,7 @@ bool is_emulation_installed(PFN_vkGetInstanceProcAddr get) {
   return true;
 }
 
-// Whether the user's choice, a part of the name or a number, selects this device. Without a choice, all devices match.
+// Whether `choice`, a part of a device's name or a device's number, selects this device. A null choice selects all.
 bool is_wanted(const char* choice, const char* name, size_t number) {
   return choice == nullptr || std::strstr(name, choice) != nullptr || std::to_string(number) == choice;
 }
@@ -255,7 +256,7 @@ Error set_vulkan_device(const VulkanHandles* handles) {
   if (handles != nullptr && (handles->get_instance_proc_addr == nullptr || handles->instance == VK_NULL_HANDLE ||
                              handles->physical_device == VK_NULL_HANDLE || handles->device == VK_NULL_HANDLE ||
                              handles->queue == VK_NULL_HANDLE)) {
-    ARM_RUNTIME_LOG(Error, "set_vulkan_device was given a null handle; every one of them is needed");
+    ARM_RUNTIME_LOG(Error, "set_vulkan_device got a null handle; only queue_mutex may be null");
     return Error::InvalidArgument;
   }
   const std::lock_guard<std::mutex> lock(shared_state().mutex);
@@ -326,7 +327,7 @@ Error VulkanDevice::adopt(const VulkanHandles& handles) {
   if (error == Error::Ok) {
     error = fn_.load_device(device_);
   }
-  return error == Error::Ok ? read_limits() : error;
+  return error == Error::Ok ? finish_setup() : error;
 }
 
 Error VulkanDevice::create() {
@@ -335,8 +336,8 @@ Error VulkanDevice::create() {
     ARM_RUNTIME_LOG(Error, "the Vulkan loader (libvulkan.so.1) was not found, or has no vkGetInstanceProcAddr");
     return Error::NotFound;
   }
-  // Try without emulation first, because emulation hides a driver's own extensions. Layers in VK_INSTANCE_LAYERS are in
-  // both instances.
+  // Try without emulation first, because emulation hides a driver's own extensions. In both instances, the loader also
+  // enables the layers that VK_INSTANCE_LAYERS names.
   const bool can_emulate = is_emulation_installed(fn_.vkGetInstanceProcAddr);
   for (const bool emulated : {false, true}) {
     if (emulated && !can_emulate) {
@@ -476,10 +477,10 @@ Error VulkanDevice::create_device() {
     return error;
   }
   fn_.vkGetDeviceQueue(device_, queue_family_, 0, &queue_);
-  return read_limits();
+  return finish_setup();
 }
 
-Error VulkanDevice::read_limits() {
+Error VulkanDevice::finish_setup() {
   tensor_limits_.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_TENSOR_PROPERTIES_ARM;
   VkPhysicalDeviceProperties2 properties{};
   properties.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2;
@@ -556,7 +557,7 @@ Error VulkanDevice::allocate(const VkMemoryRequirements& requirements, VkMemoryP
     }
   }
   if (best_score == 0) {
-    ARM_RUNTIME_LOG(Error, "no memory type of the device fits %s (types 0x%x, properties 0x%x)", what,
+    ARM_RUNTIME_LOG(Error, "no memory type of the device fits %s (allowed types 0x%x, required properties 0x%x)", what,
                     static_cast<unsigned>(requirements.memoryTypeBits), static_cast<unsigned>(required));
     return Error::NotSupported;
   }

@@ -54,8 +54,9 @@ class VulkanDevice {
   const VkPhysicalDeviceTensorPropertiesARM& tensor_limits() const { return tensor_limits_; }
   uint32_t max_descriptor_sets() const { return max_descriptor_sets_; }
 
-  /// Allocates memory of a type in `requirements` that has all of `required` and the most of `preferred`. `properties`
-  /// is set to the properties of the memory type. `next` extends VkMemoryAllocateInfo. `what` is for the log.
+  /// Allocates memory. Of the memory types that `requirements` allows and that have all `required` properties, the type
+  /// with the most `preferred` properties is used. Sets `properties` to the properties of this type. `next` extends
+  /// VkMemoryAllocateInfo. `what` names the object in the log.
   Error allocate(const VkMemoryRequirements& requirements, VkMemoryPropertyFlags required,
                  VkMemoryPropertyFlags preferred, const void* next, const char* what, VkDeviceMemory* memory,
                  VkMemoryPropertyFlags* properties) const;
@@ -69,8 +70,9 @@ class VulkanDevice {
   /// Submits a recorded command buffer. `fence` must be unsignaled; it is signaled at the end.
   Error submit(VkCommandBuffer commands, VkFence fence) const;
 
-  /// Waits until `fence` is signaled, at most ARM_RUNTIME_VGF_TIMEOUT_MS, and resets it. `pending` is set to whether
-  /// the device may still use the submitted objects. Returns InvalidState on timeout, and Vulkan's error otherwise.
+  /// Waits until `fence` is signaled, at most ARM_RUNTIME_VGF_TIMEOUT_MS, and resets it. Sets `pending` to true if the
+  /// device may still use the submitted objects, else to false. Returns InvalidState on timeout. If a Vulkan function
+  /// fails, returns the corresponding error.
   Error wait(VkFence fence, bool* pending) const;
 
  private:
@@ -79,7 +81,8 @@ class VulkanDevice {
   Error create_instance(bool emulated);
   bool choose_physical_device();
   Error create_device();
-  Error read_limits();
+  // Reads the device's limits, its memory types and the timeout, and creates the pipeline cache.
+  Error finish_setup();
   void make_pipeline_cache();
   void save_pipeline_cache() const;
 

@@ -96,7 +96,8 @@ Error VulkanFunctions::load_device(VkDevice device) {
 // NOLINTEND(bugprone-macro-parentheses)
 
 PFN_vkGetInstanceProcAddr find_vulkan_loader() {
-  // Never closed: drivers and layers have threads and thread-local data after the last vkDestroyInstance.
+  // The library is never closed, because drivers and layers keep threads and thread-local data after the last
+  // vkDestroyInstance.
   static void* const library = [] {
     void* versioned = dlopen("libvulkan.so.1", RTLD_NOW | RTLD_LOCAL);
     // On Android, the library has no version in its name.

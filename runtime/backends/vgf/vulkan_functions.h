@@ -2,7 +2,7 @@
 // Vulkan functions, loaded at run time: the library starts on machines without Vulkan and reports the missing loader.
 #pragma once
 
-// Without prototypes, direct calls do not compile.
+// Without prototypes, a call that bypasses VulkanFunctions does not compile.
 #ifndef VK_NO_PROTOTYPES
 #define VK_NO_PROTOTYPES
 #endif

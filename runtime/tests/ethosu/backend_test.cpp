@@ -61,33 +61,34 @@ struct FreeDeleter {
   void operator()(void* pointer) const { std::free(pointer); }
 };
 
-// Memory for the temp allocator. As in firmware, the memory is not aligned to a cache line, and its first and last
-// cache lines also contain other data.
-class SharedLines {
+// Memory for the temp allocator, surrounded by guard bytes. As in firmware, the memory is not aligned to a cache line,
+// and its first and last cache lines also contain other data: the guard bytes.
+class GuardedMemory {
  public:
-  explicit SharedLines(size_t size)
+  explicit GuardedMemory(size_t size)
       : size_(size),
         memory_(static_cast<uint8_t*>(std::aligned_alloc(kCacheLine, 3 * kCacheLine + round_up_to_cache_lines(size)))) {
-    std::memset(memory_.get(), kOthers, 3 * kCacheLine + round_up_to_cache_lines(size));
+    std::memset(memory_.get(), kGuardByte, 3 * kCacheLine + round_up_to_cache_lines(size));
   }
   uint8_t* data() const { return memory_.get() + kCacheLine + kMisalignment; }
   size_t size() const { return size_; }
 
-  bool others_are_whole() const {
-    const auto whole = [](const uint8_t* from, const uint8_t* to) {
-      return std::all_of(from, to, [](uint8_t byte) { return byte == kOthers; });
+  bool guards_are_intact() const {
+    const auto is_intact = [](const uint8_t* from, const uint8_t* to) {
+      return std::all_of(from, to, [](uint8_t byte) { return byte == kGuardByte; });
     };
     const uint8_t* end = memory_.get() + 3 * kCacheLine + round_up_to_cache_lines(size_);
-    return whole(memory_.get(), data()) && whole(data() + size_, end);
+    return is_intact(memory_.get(), data()) && is_intact(data() + size_, end);
   }
 
  private:
-  static constexpr uint8_t kOthers = 0xA5;
+  static constexpr uint8_t kGuardByte = 0xA5;
   size_t size_;
   std::unique_ptr<uint8_t, FreeDeleter> memory_;
 };
 
-// Bytes at a multiple of kNpuAlignment plus `misalignment`, at the end of their heap block.
+// Bytes at a multiple of kNpuAlignment plus `misalignment`. They end with their heap block, so that sanitizers report
+// reads beyond their end.
 class Bytes {
  public:
   Bytes(const std::string& content, size_t misalignment = 0)
@@ -185,10 +186,10 @@ class Loaded {
   std::vector<EValue*>& values() { return values_; }
 
   // Allocates `size` bytes after the first cache line boundary.
-  void set_scratch(size_t size) { scratch_ = std::make_unique<SharedLines>(size + kCacheLine - kMisalignment); }
+  void set_scratch(size_t size) { scratch_ = std::make_unique<GuardedMemory>(size + kCacheLine - kMisalignment); }
   RecordingTracer* tracer = nullptr;
   const NamedDataMap* named_data = nullptr;
-  bool others_are_whole() const { return scratch_->others_are_whole(); }
+  bool guards_are_intact() const { return scratch_->guards_are_intact(); }
 
   Error init(size_t method_memory = 256, std::vector<CompileSpec> specs = {}) {
     MemoryAllocator allocator(static_cast<uint32_t>(method_memory), method_memory_.data());
@@ -212,7 +213,7 @@ class Loaded {
   Bytes bytes_;
   EthosUPayload payload_;
   std::vector<uint8_t> method_memory_;
-  std::unique_ptr<SharedLines> scratch_;
+  std::unique_ptr<GuardedMemory> scratch_;
   std::vector<std::unique_ptr<Argument>> arguments_;
   std::vector<EValue*> values_;
   DelegateHandle* handle_ = nullptr;
@@ -260,7 +261,7 @@ void executes(const Files& files) {
   CHECK(logged.empty() && fake_driver.violations.empty());
 }
 
-// A program's named data: one entry, in memory of its own.
+// Named data of a program: one entry, in separate memory.
 class SingleEntryDataMap final : public NamedDataMap {
  public:
   SingleEntryDataMap(std::string name, const std::string& content) : name_(std::move(name)), content_(content) {}
@@ -286,9 +287,9 @@ class SingleEntryDataMap final : public NamedDataMap {
   mutable int freed_ = 0;
 };
 
-// Returns the payload with a key in place of a block's content, which is moved to `content`.
-std::string with_block_outside(const std::string& payload, const char* block_name, const std::string& name,
-                               std::string* content) {
+// Returns the payload with the key `name` in place of the content of a block. Moves the content to `content`.
+std::string externalize_block(const std::string& payload, const char* block_name, const std::string& name,
+                              std::string* content) {
   const size_t at = payload.find(block_name);
   uint32_t size = 0;
   std::memcpy(&size, payload.data() + at + 16, sizeof(size));
@@ -303,7 +304,7 @@ std::string with_block_outside(const std::string& payload, const char* block_nam
 void finds_weights_that_methods_share(const Files& files) {
   std::string weights;
   const std::string name(kNamedDataKeySize, 'w');
-  const std::string payload = with_block_outside(files.payload, "weight_data", name, &weights);
+  const std::string payload = externalize_block(files.payload, "weight_data", name, &weights);
   const SingleEntryDataMap there(name, weights), other(std::string(kNamedDataKeySize, 'o'), weights);
   {
     Loaded loaded(payload);
@@ -330,7 +331,7 @@ void finds_weights_that_methods_share(const Files& files) {
 void finds_commands_outside_the_program(const Files& files) {
   std::string commands;
   const std::string name(kNamedDataKeySize, 'c');
-  const std::string payload = with_block_outside(files.payload, "cmd_data", name, &commands);
+  const std::string payload = externalize_block(files.payload, "cmd_data", name, &commands);
   const SingleEntryDataMap there(name, commands), damaged(name, std::string(commands.size(), 'x'));
   {
     Loaded loaded(payload, 0, {{there.data(), there.size()}, {}});
@@ -373,7 +374,7 @@ class FirmwareScratch {
   alignas(kCacheLine) unsigned char memory_[256] = {};
 };
 
-// Compile spec with the size of the fast scratch, to which Vela spills tensors.
+// Compile spec with the size of the fast scratch (SRAM), in which Vela places tensors.
 class FastScratchSpec {
  public:
   explicit FastScratchSpec(uint32_t size) : bytes_{static_cast<uint8_t>(size), static_cast<uint8_t>(size >> 8), 0, 0} {}
@@ -601,7 +602,7 @@ void keeps_the_cache_coherent(const Files& files) {
     CHECK(fake_driver.cleaned[0].first % kCacheLine == 0 && fake_driver.cleaned[0].second % kCacheLine == 0);
     CHECK(loaded.execute() == Error::Ok && loaded.execute() == Error::Ok);
     CHECK(fake_driver.calls.find('i') > fake_driver.calls.find('r'));
-    CHECK(loaded.others_are_whole());
+    CHECK(loaded.guards_are_intact());
     CHECK(fake_driver.violations.empty());
   }
 }
@@ -642,7 +643,7 @@ void names_the_npu_that_there_is(const Files& files) {
   };
   const Error macs = refuse([] { fake_driver.log2_macs = 11; });
   const Error product = refuse([] { fake_driver.product = 2; });
-  if (kDriverIsForSeveral) {  // it does not report which NPU it has
+  if (kDriverSupportsSeveralNpus) {  // this driver does not report which NPU it has
     CHECK(macs == Error::InvalidState && logs("no Ethos-U55-128: ") && logs("or export for the NPU that"));
     return;
   }
@@ -654,12 +655,12 @@ void names_the_npu_that_there_is(const Files& files) {
              "this device"));
 }
 
-// Returns the byte offset in the payload of the `offset` field of the first tensor of `side`.
-size_t offset_position(const std::string& payload, const char* side) {
-  return payload.find(std::string(side) + std::string(16 - std::strlen(side), '\0')) + 32 + 4 + 4 * 7;
+// Returns the byte offset in the payload of the `offset` field of the first tensor of `block` ("inputs" or "outputs").
+size_t find_tensor_offset_field(const std::string& payload, const char* block) {
+  return payload.find(std::string(block) + std::string(16 - std::strlen(block), '\0')) + 32 + 4 + 4 * 7;
 }
 
-// A scratch in planned memory. All arguments are in it, at the offsets of their tensors in the payload.
+// A scratch in planned memory. It contains all arguments, at the offsets of their tensors in the payload.
 class PlannedScratch {
  public:
   PlannedScratch(Loaded* loaded, uint32_t argument, size_t shift = 0) : bytes_{} {
@@ -718,7 +719,7 @@ void refuses_a_wrong_planned_scratch(const Files& files) {
 
 void handles_unallocated_tensors(const Files& files) {
   std::string input = files.payload;
-  input.replace(offset_position(input, "inputs"), 4, 4, '\xFF');
+  input.replace(find_tensor_offset_field(input, "inputs"), 4, 4, '\xFF');
   Loaded loaded(input);
   fake_driver.npu = [&](const std::vector<uint8_t*>& bases) { act_as_npu(loaded.payload(), bases); };
   CHECK(!loaded.payload().inputs.at(0).is_allocated());
@@ -726,7 +727,7 @@ void handles_unallocated_tensors(const Files& files) {
   CHECK(loaded.output(0).bytes()[0] == pattern(100, 0));
 
   std::string output = files.payload;
-  output.replace(offset_position(output, "outputs"), 4, 4, '\xFF');
+  output.replace(find_tensor_offset_field(output, "outputs"), 4, 4, '\xFF');
   Loaded uncomputed(output);
   CHECK(uncomputed.init() == Error::InvalidProgram && logs("output 0 of the payload has no place"));
 }

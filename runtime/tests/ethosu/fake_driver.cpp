@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// FAKE_DRIVER_SINGLE or FAKE_DRIVER_SEVERAL: a driver since version 1.99, built for one kind of NPU or for several.
-// Without them: an earlier driver, which only has ethosu_reserve_driver(). FAKE_DRIVER_WITHOUT_COUNTERS: firmware
-// without the performance counters.
+// Macros choose the driver that this file imitates. FAKE_DRIVER_SINGLE: version 1.99 or later, built for one kind of
+// NPU. FAKE_DRIVER_SEVERAL: version 1.99 or later, built for several kinds of NPUs. If neither is defined: an earlier
+// version, which only has ethosu_reserve_driver(). FAKE_DRIVER_WITHOUT_COUNTERS: firmware without the performance
+// counters.
 #include "fake_driver.h"
 
 #include <cstring>
@@ -12,9 +13,9 @@
 FakeDriver fake_driver;
 
 #ifdef FAKE_DRIVER_SEVERAL
-const bool kDriverIsForSeveral = true;
+const bool kDriverSupportsSeveralNpus = true;
 #else
-const bool kDriverIsForSeveral = false;
+const bool kDriverSupportsSeveralNpus = false;
 #endif
 #if defined(FAKE_DRIVER_SINGLE) || defined(FAKE_DRIVER_SEVERAL)
 const bool kDriverReservesByProduct = true;
@@ -37,7 +38,7 @@ ethosu_driver npu;
 uint64_t cycle_counter = 77;  // of an earlier run
 bool counts_cycles = false;
 
-void violates(const char* contract) {
+void record_violation(const char* contract) {
   fake_driver.violations += contract;
   fake_driver.violations += '\n';
 }
@@ -47,7 +48,7 @@ ethosu_driver* reserve() {
     return nullptr;
   }
   if (npu.reserved) {
-    violates("the driver is reserved twice: a real driver would wait forever");
+    record_violation("the driver is reserved twice: a real driver would wait forever");
   }
   npu.fast_memory = reinterpret_cast<uintptr_t>(fake_driver.fast_memory);
   npu.fast_memory_size = fake_driver.fast_memory_size;
@@ -92,13 +93,13 @@ size_t find_commands(const void* data, size_t size) {
   return 0;
 }
 
-// The firmware's cache functions record which data of the cache was written back to memory (cleaned). The NPU does not
-// see data that was never cleaned.
+// Records that the CPU's cache was written back to memory (cleaned) for a range of addresses. The NPU does not see data
+// that was never cleaned.
 void clean(uint64_t start, size_t size) {
   fake_driver.cleaned.push_back({start, size});
   fake_driver.calls += 'c';
   if (!aligned(start, kCacheLine) && !fake_driver.invoking) {
-    violates("the backend cleans from the middle of a cache line");
+    record_violation("the backend cleans from the middle of a cache line");
   }
 }
 
@@ -119,7 +120,7 @@ void invalidate(uint64_t start, size_t size, size_t index) {
     return;
   }
   if (start == 0) {
-    violates("the whole cache is invalidated");
+    record_violation("the whole cache is invalidated");
     return;
   }
   const auto lose = [](uint64_t from, uint64_t to) {
@@ -130,7 +131,7 @@ void invalidate(uint64_t start, size_t size, size_t index) {
   lose(end, (end + kCacheLine - 1) / kCacheLine * kCacheLine);
 }
 
-// Before a run, old versions of the driver clean the scratch only, newer ones all regions.
+// Before a run, old versions of the driver clean only the scratch. New versions clean all regions.
 #ifdef FAKE_DRIVER_ADDRESS_CACHE_CALLS
 void clean_bases(const uint64_t* base_addr, const size_t* base_addr_size, int) {
   ethosu_flush_dcache(reinterpret_cast<uint32_t*>(static_cast<uintptr_t>(base_addr[1])), base_addr_size[1]);
@@ -185,7 +186,7 @@ ethosu_driver* ethosu_reserve_driver() { return reserve(); }
 
 void ethosu_release_driver(ethosu_driver* drv) {
   if (drv != &npu || !npu.reserved) {
-    violates("a driver that is not reserved is released");
+    record_violation("a driver that is not reserved is released");
     return;
   }
   npu.reserved = false;
@@ -194,7 +195,7 @@ void ethosu_release_driver(ethosu_driver* drv) {
 
 void ethosu_get_hw_info(ethosu_driver* drv, ethosu_hw_info* hw) {
   if (drv != &npu || !npu.reserved) {
-    violates("ethosu_get_hw_info() is called for a driver that is not reserved");
+    record_violation("ethosu_get_hw_info() is called for a driver that is not reserved");
   }
   hw->cfg.macs_per_cc = fake_driver.log2_macs;
 }
@@ -207,7 +208,7 @@ int ethosu_invoke_v3(ethosu_driver* drv, const void* custom_data_ptr, const int 
   const auto count = static_cast<size_t>(num_base_addr);
   fake_driver.sizes.assign(base_addr_size, base_addr_size + count);
   if (drv != &npu || !npu.reserved) {
-    violates("a driver that is not reserved is invoked");
+    record_violation("a driver that is not reserved is invoked");
     return -1;
   }
   if (npu.fast_memory != 0 && count > kFastMemoryBase) {
@@ -226,7 +227,7 @@ int ethosu_invoke_v3(ethosu_driver* drv, const void* custom_data_ptr, const int 
       return -1;
     }
     if (base_addr[i] == 0) {
-      violates("a base is a null pointer: the NPU would use address 0");
+      record_violation("a base is a null pointer: the NPU would use address 0");
     }
     fake_driver.bases.push_back(reinterpret_cast<uint8_t*>(static_cast<uintptr_t>(base_addr[i])));
   }
@@ -235,7 +236,7 @@ int ethosu_invoke_v3(ethosu_driver* drv, const void* custom_data_ptr, const int 
   fake_driver.invoking = false;
   if (!is_clean(reinterpret_cast<uintptr_t>(custom_data_ptr), static_cast<size_t>(custom_data_size)) ||
       !is_clean(base_addr[0], base_addr_size[0]) || !is_clean(base_addr[1], base_addr_size[1])) {
-    violates("the NPU reads bytes that the cache has not written to memory");
+    record_violation("the NPU reads bytes that the cache has not written to memory");
   }
   cycle_counter += fake_driver.counters_on && counts_cycles ? fake_driver.cycles : 0;
   ++fake_driver.ran;
@@ -247,13 +248,14 @@ int ethosu_invoke_v3(ethosu_driver* drv, const void* custom_data_ptr, const int 
   return fake_driver.faults ? -1 : 0;
 }
 
-// After a run, the NPU loses power and the counters lose their values, unless the counters are enabled.
+// The performance counters. After a run, an NPU loses power, and its counters lose their values, unless the counters
+// are enabled.
 #ifndef FAKE_DRIVER_WITHOUT_COUNTERS
 extern "C" {
 
 void ETHOSU_PMU_Enable(ethosu_driver* drv) {
   if (drv != &npu || !npu.reserved || fake_driver.counters_on) {
-    violates("the counters are enabled twice, or for a driver that is not reserved");
+    record_violation("the counters are enabled twice, or for a driver that is not reserved");
   }
   fake_driver.counters_on = true;
 }
@@ -269,7 +271,7 @@ void ETHOSU_PMU_CNTR_Enable(ethosu_driver*, uint32_t mask) { counts_cycles = mas
 
 uint64_t ETHOSU_PMU_Get_CCNTR(ethosu_driver*) {
   if (!fake_driver.counters_on) {
-    violates("the counters are read while they are disabled");
+    record_violation("the counters are read while they are disabled");
   }
   return cycle_counter;
 }

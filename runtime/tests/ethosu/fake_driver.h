@@ -8,19 +8,19 @@
 #include <utility>
 #include <vector>
 
-// A fake of the driver in ethosu_driver.h. It records calls, refuses what the driver refuses, and records in
-// `violations` what the driver does not check.
+// A fake of the driver in ethosu_driver.h. It records calls. It refuses calls that the driver refuses. Errors that the
+// driver does not detect are recorded in `violations`.
 struct FakeDriver {
-  // Behaviour: the NPU that ethosu_init() was called for.
+  // Behaviour. Whether ethosu_init() was called, and for which NPU.
   bool has_npu = true;
   uint32_t product = 0;  // 0: Ethos-U55, 1: U65, 2: U85
   uint32_t log2_macs = 7;
-  // Fast memory given to ethosu_init().
+  // Fast memory that the firmware passed to ethosu_init().
   void* fast_memory = nullptr;
   size_t fast_memory_size = 0;
-  // The NPU stops with a fault.
+  // Whether the NPU stops with a fault.
   bool faults = false;
-  // Called in place of the NPU, with the base addresses of a call.
+  // Computes the results instead of an NPU. The arguments are the base addresses of the regions.
   std::function<void(const std::vector<uint8_t*>&)> npu;
   uint64_t cycles = 12345678901;  // of a run
 
@@ -42,7 +42,6 @@ struct FakeDriver {
 };
 
 extern FakeDriver fake_driver;
-// Whether the driver can reserve an NPU by its kind, is built for several kinds, and has performance counters.
-extern const bool kDriverReservesByProduct;
-extern const bool kDriverIsForSeveral;
+extern const bool kDriverReservesByProduct;    // whether the driver has ethosu_reserve_driver_ex()
+extern const bool kDriverSupportsSeveralNpus;  // whether the driver is built for several kinds of NPUs
 extern const bool kDriverHasCounters;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tests the Linux backend with a fake of the driver library. Without arguments, it uses payloads made here; with
-// the path of a .pte that consists of one delegate, it runs that program in ExecuTorch's runtime.
+// Tests the Linux backend with a fake of the driver library. Without arguments, the test uses payloads that it builds.
+// With the path of a .pte that consists of one delegate, it runs this program in ExecuTorch's runtime.
 #include <executorch/extension/data_loader/buffer_data_loader.h>
 #include <executorch/extension/memory_allocator/malloc_memory_allocator.h>
 #include <executorch/runtime/executor/method.h>
@@ -629,7 +629,8 @@ void check_output(const Tensor& tensor, const Bytes& npu) {
   }
 }
 
-uint8_t at(uint64_t address) { return static_cast<uint8_t>(7 * address + 3); }
+// Byte that the fake NPU writes to this address of the output region.
+uint8_t output_byte(uint64_t address) { return static_cast<uint8_t>(7 * address + 3); }
 
 void run_program(const char* path) {
   using namespace executorch::runtime;
@@ -646,7 +647,7 @@ void run_program(const char* path) {
   CHECK(read_ethosu_payload(bytes.data() + start, end + 32 - start, &payload).ok());
   script.npu = [](Regions& regions) {
     for (size_t i = 0; i < regions.outputs.size(); ++i) {
-      regions.outputs[i] = at(i);
+      regions.outputs[i] = output_byte(i);
     }
   };
   BufferDataLoader loader(bytes.data(), bytes.size());
@@ -693,7 +694,7 @@ void run_program(const char* path) {
         const PayloadTensor place = payload.outputs.at(i);
         Bytes npu(place.nbytes);
         for (size_t k = 0; k < npu.size(); ++k) {
-          npu[k] = at(static_cast<uint64_t>(place.offset) + k);
+          npu[k] = output_byte(static_cast<uint64_t>(place.offset) + k);
         }
         check_output(method->get_output(i).toTensor(), npu);
       }

@@ -13,7 +13,7 @@ namespace {
 
 namespace npu = arm_runtime::npu;
 
-bool reaches(const uint8_t* base, size_t size) {
+bool can_access(const uint8_t* base, size_t size) {
   return base >= npu_memory && base <= stack_top && size <= static_cast<size_t>(stack_top - base);
 }
 
@@ -21,8 +21,8 @@ npu::Status run(const std::vector<uint8_t*>& bases) {
   uint8_t* regions[npu::kRegions] = {};
   uint64_t sizes[npu::kRegions] = {};
   for (size_t i = 0; i < bases.size(); ++i) {
-    if (!reaches(bases[i], fake_driver.sizes[i])) {
-      return npu::failure(npu::Error::kMemory, "region % of % bytes lies where no NPU reaches it",
+    if (!can_access(bases[i], fake_driver.sizes[i])) {
+      return npu::failure(npu::Error::kMemory, "region % of % bytes is outside the memory that the NPU can access",
                           static_cast<int64_t>(i), static_cast<int64_t>(fake_driver.sizes[i]));
     }
     regions[i] = bases[i];

@@ -2,7 +2,7 @@
 //
 // Firmware that executes a listing of a method with ExecuTorch's registries of backends and kernels, because the Python
 // package does not contain the runtime's program loader. The listing is the file "method" in the working directory of
-// QEMU, one step per line. Values are numbered from 0 in the order of their creation:
+// QEMU, one entry per line. Values are numbered from 0 in the order of their creation:
 //
 //   npu PRODUCT LOG2_MACS                              the NPU of the device, as in fake_driver.h
 //   tensor DTYPE RANK SIZES... DIM_ORDER...            a value; DTYPE is a number of executorch::aten::ScalarType
@@ -119,29 +119,29 @@ class Method {
   explicit Method(Listing* listing) : listing_(*listing) {}
 
   void run() {
-    for (std::string step; listing_.next(&step);) {
-      if (step == "npu") {
+    for (std::string entry; listing_.next(&entry);) {
+      if (entry == "npu") {
         const auto product = static_cast<uint32_t>(listing_.number());
         init_npu(product, static_cast<uint32_t>(listing_.number()));
-      } else if (step == "tensor") {
+      } else if (entry == "tensor") {
         tensors_.push_back(std::make_unique<OwnTensor>(&listing_));
-        tensors_.back()->own();
+        tensors_.back()->allocate();
         values_.push_back(std::make_unique<EValue>(tensors_.back()->tensor()));
-      } else if (step == "double") {
+      } else if (entry == "double") {
         values_.push_back(std::make_unique<EValue>(listing_.real()));
-      } else if (step == "int") {
+      } else if (entry == "int") {
         values_.push_back(std::make_unique<EValue>(listing_.number()));
-      } else if (step == "delegate") {
+      } else if (entry == "delegate") {
         delegates_.push_back(std::make_unique<Delegate>(&listing_));
-      } else if (step == "input" || step == "output") {
-        transfer(step == "input");
-      } else if (step == "kernel") {
+      } else if (entry == "input" || entry == "output") {
+        transfer(entry == "input");
+      } else if (entry == "kernel") {
         call_kernel(listing_.word());
-      } else if (step == "call") {
+      } else if (entry == "call") {
         Delegate& delegate = *delegates_.at(static_cast<size_t>(listing_.number()));
         delegate.execute(arguments());
       } else {
-        fail("unknown step", step);
+        fail("unknown entry", entry);
       }
     }
   }

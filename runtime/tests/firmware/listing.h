@@ -23,7 +23,7 @@ inline std::FILE* open(const std::string& name, const char* mode) {
   return file;
 }
 
-// Words of the listing.
+// Reads the listing word by word.
 class Listing {
  public:
   bool next(std::string* word) {
@@ -51,7 +51,7 @@ class Listing {
   std::FILE* file_ = open("method", "r");
 };
 
-// A tensor and its metadata.
+// A tensor, with the memory of its sizes, dim order and strides.
 class OwnTensor {
  public:
   explicit OwnTensor(Listing* listing)
@@ -68,11 +68,11 @@ class OwnTensor {
   OwnTensor(const OwnTensor&) = delete;
 
   // Allocates memory for the tensor.
-  void own() {
+  void allocate() {
     bytes_.resize(impl_.nbytes());
-    place(bytes_.data());
+    set_data(bytes_.data());
   }
-  void place(void* data) { impl_.set_data(data); }
+  void set_data(void* data) { impl_.set_data(data); }
   size_t nbytes() const { return impl_.nbytes(); }
   executorch::aten::Tensor tensor() { return executorch::aten::Tensor(&impl_); }
 

@@ -2,17 +2,17 @@
 //
 // Replaces ExecuTorch's loader and executor, whose sources are not in the Python package: the functions of Program and
 // Method that a firmware's self-test calls. They read the listing of firmware.cpp, with these additional or changed
-// steps:
+// entries:
 //
 //   null, bool NUMBER                      a value
-//   ints COUNT VALUES..., tensors COUNT VALUES...        a value: a list of other values
+//   ints COUNT VALUES..., tensors COUNT VALUES...        a value: a list of earlier values
 //   constant VALUE OFFSET                  the data of the value's tensor is in the program file, at this byte offset
 //   place VALUE MEMORY OFFSET              the value's tensor is in this planned memory (numbered from 0)
 //   delegate BACKEND OFFSET SIZE COUNT {KEY NUMBER}...   loads a payload from the program, with compile specs
 //   input VALUE, output VALUE              the next input or output of the method
 //
-// Memory plan, temp allocator, registries, backend and kernels are the real ones. Only the backend uses the method
-// allocator: the runtime's own allocations are missing.
+// Memory plan, temp allocator, registries, backend and kernels are not replaced. From the method allocator, only the
+// backend allocates; the allocations of ExecuTorch's runtime are missing.
 #include <executorch/runtime/backend/interface.h>
 #include <executorch/runtime/executor/method.h>
 #include <executorch/runtime/executor/program.h>
@@ -47,7 +47,7 @@ struct LoadedDelegate {
 
 }  // namespace
 
-// A value that is a list of other values, as the runtime unpacks it.
+// Storage of a list value: pointers to the elements (boxed), and the elements (unboxed). BoxedEvalueList needs both.
 template <typename T>
 struct OwnList {
   std::vector<EValue*> boxed;
@@ -129,33 +129,34 @@ Error load_delegate(Listing* listing, DataLoader* loader, MemoryAllocator* alloc
   return handle.ok() ? Error::Ok : handle.error();
 }
 
-Error read_step(const std::string& step, Listing* listing, DataLoader* loader, MemoryManager* memory,
-                const NamedDataMap* data, Chain* chain) {
-  if (step == "tensor") {
+// Reads the rest of a listing's entry, whose first word is `entry`.
+Error read_entry(const std::string& entry, Listing* listing, DataLoader* loader, MemoryManager* memory,
+                 const NamedDataMap* data, Chain* chain) {
+  if (entry == "tensor") {
     chain->add(std::make_unique<OwnTensor>(listing));
-  } else if (step == "double") {
+  } else if (entry == "double") {
     chain->add(EValue(listing->real()));
-  } else if (step == "int") {
+  } else if (entry == "int") {
     chain->add(EValue(listing->number()));
-  } else if (step == "bool") {
+  } else if (entry == "bool") {
     chain->add(EValue(listing->number() != 0));
-  } else if (step == "null") {
+  } else if (entry == "null") {
     chain->add(EValue());
-  } else if (step == "ints") {
+  } else if (entry == "ints") {
     chain->ints.push_back(std::make_unique<OwnList<int64_t>>(chain->pointers(arguments(listing))));
     chain->add(EValue(&chain->ints.back()->list));
-  } else if (step == "tensors") {
+  } else if (entry == "tensors") {
     chain->lists.push_back(std::make_unique<OwnList<aten::Tensor>>(chain->pointers(arguments(listing))));
     chain->add(EValue(&chain->lists.back()->list));
-  } else if (step == "constant") {
+  } else if (entry == "constant") {
     OwnTensor* tensor = chain->tensor_of(static_cast<size_t>(listing->number()));
     const auto data = loader->load(static_cast<size_t>(listing->number()), tensor->nbytes(),
                                    DataLoader::SegmentInfo(DataLoader::SegmentInfo::Type::Constant, 0));
     if (!data.ok()) {
       return data.error();
     }
-    tensor->place(const_cast<void*>(data->data()));
-  } else if (step == "place") {
+    tensor->set_data(const_cast<void*>(data->data()));
+  } else if (entry == "place") {
     OwnTensor* tensor = chain->tensor_of(static_cast<size_t>(listing->number()));
     const auto which = static_cast<uint32_t>(listing->number());
     const auto offset = static_cast<size_t>(listing->number());
@@ -163,18 +164,18 @@ Error read_step(const std::string& step, Listing* listing, DataLoader* loader, M
     if (!place.ok()) {
       return place.error();
     }
-    tensor->place(*place);
-  } else if (step == "delegate") {
+    tensor->set_data(*place);
+  } else if (entry == "delegate") {
     return load_delegate(listing, loader, memory->method_allocator(), data, chain);
-  } else if (step == "input" || step == "output") {
-    (step == "input" ? chain->inputs : chain->outputs).push_back(static_cast<size_t>(listing->number()));
-  } else if (step == "kernel") {
+  } else if (entry == "input" || entry == "output") {
+    (entry == "input" ? chain->inputs : chain->outputs).push_back(static_cast<size_t>(listing->number()));
+  } else if (entry == "kernel") {
     const auto kernel = get_op_function_from_registry(listing->word().c_str());
     if (!kernel.ok()) {
       return kernel.error();
     }
     chain->steps.push_back({*kernel, 0, arguments(listing)});
-  } else if (step == "call") {
+  } else if (entry == "call") {
     const auto delegate = static_cast<size_t>(listing->number());
     chain->steps.push_back({nullptr, delegate, arguments(listing)});
   } else {
@@ -206,8 +207,8 @@ Result<Method> Program::load_method(const char*, MemoryManager* memory, EventTra
   Method method(this, memory, tracer, memory->temp_allocator());
   method.chains_ = new Chain;
   Listing listing;
-  for (std::string step; listing.next(&step);) {
-    const Error error = read_step(step, &listing, loader_, memory, data, method.chains_);
+  for (std::string entry; listing.next(&entry);) {
+    const Error error = read_entry(entry, &listing, loader_, memory, data, method.chains_);
     if (error != Error::Ok) {
       return error;
     }
@@ -231,7 +232,7 @@ Error Method::set_input(const EValue& given, size_t index) {
     return Error::InvalidArgument;
   }
   if (to.tensor().const_data_ptr() == nullptr) {
-    to.place(from.mutable_data_ptr());
+    to.set_data(from.mutable_data_ptr());
   } else {
     std::memcpy(to.tensor().mutable_data_ptr(), from.const_data_ptr(), from.nbytes());
   }
@@ -243,7 +244,7 @@ Error Method::set_output_data_ptr(void* buffer, size_t size, size_t index) {
   if (size < to.nbytes()) {
     return Error::InvalidArgument;
   }
-  to.place(buffer);
+  to.set_data(buffer);
   return Error::Ok;
 }
 

@@ -15,7 +15,7 @@ using arm_runtime::npu::Program;
 
 namespace {
 
-// A damaged program may be valid, but run for hours.
+// Limit of work() for execution: a damaged program may be valid and run for hours.
 constexpr uint64_t kMaxWork = uint64_t{1} << 22;
 constexpr uint32_t kMaxScratch = 1 << 20;
 

@@ -5,8 +5,8 @@
 //        runtime/tests/fuzz/payload_fuzzer.cpp runtime/payload/ethosu_payload.cpp
 //        runtime/tests/payload/payload_abi.cpp
 // Run:   ./a.out -dict=runtime/tests/fuzz/payload.dict -max_len=4096 new/ runtime/tests/fuzz/corpus/
-// Corpus: files with a name are compiled programs (u55_..., u65_..., u85_..., cop2...) or written by hand; files named
-// by a hash were found by the fuzzer. -merge=1 corpus/ new/ adds inputs that reach new code.
+// Corpus: the fuzzer found the files whose name is a hash. Other files are compiled programs (u55_..., u65_...,
+// u85_..., cop2...) or written by hand. -merge=1 corpus/ new/ adds inputs that reach new code.
 
 #include <cstdint>
 #include <cstring>
@@ -43,9 +43,9 @@ void check_tensor(const arm_payload_info& info, const arm_payload_tensor& tensor
   }
 }
 
-void walk(const uint8_t* data, uint64_t size, const arm_payload_info& info, int32_t side, uint32_t count) {
+void check_tensors(const uint8_t* data, uint64_t size, const arm_payload_info& info, int32_t side, uint32_t count) {
   arm_payload_tensor tensor;
-  // Each call reads the payload again: a few of many tensors are enough.
+  // Check at most 16 tensors, because each call reads the payload again.
   const uint32_t step = count / 16 + 1;
   for (uint32_t i = 0; i < count; i += step) {
     require(arm_payload_tensor_at(data, size, side, i, &tensor) == 0);
@@ -70,7 +70,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   require(info.command_offset + info.command_size <= size && info.weight_offset + info.weight_size <= size);
   touch(data + info.command_offset, info.command_size);
   touch(data + info.weight_offset, info.weight_size);
-  walk(data, size, info, 0, info.input_count);
-  walk(data, size, info, 1, info.output_count);
+  check_tensors(data, size, info, 0, info.input_count);
+  check_tensors(data, size, info, 1, info.output_count);
   return 0;
 }

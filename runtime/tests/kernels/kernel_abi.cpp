@@ -29,23 +29,23 @@ using executorch::runtime::BoxedEvalueList;
 
 std::string log_lines;
 bool is_capturing = false;
-pal_emit_log_message_method emit_elsewhere = nullptr;
+pal_emit_log_message_method previous_emit = nullptr;
 
-// Stores the line during a call of a kernel. Other lines go where they went before.
+// Stores log lines of a kernel's call. Passes other log lines to the previous log function.
 void emit(et_timestamp_t time, et_pal_log_level_t level, const char* file, const char* function, size_t line,
           const char* message, size_t length) {
   if (is_capturing) {
     log_lines.append(message, length).append("\n");
   } else {
-    emit_elsewhere(time, level, file, function, line, message, length);
+    previous_emit(time, level, file, function, line, message, length);
   }
 }
 
 class LogCapture {
  public:
   LogCapture() {
-    if (emit_elsewhere == nullptr) {
-      emit_elsewhere = executorch::runtime::get_pal_impl()->emit_log_message;
+    if (previous_emit == nullptr) {
+      previous_emit = executorch::runtime::get_pal_impl()->emit_log_message;
       executorch::runtime::register_pal(executorch::runtime::PalImpl::create(emit, __FILE__));
     }
     log_lines.clear();

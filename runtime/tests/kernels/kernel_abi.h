@@ -17,14 +17,15 @@ enum {
   ARM_TEST_TENSOR = 5,
 };
 
-// An argument of an operator. `data` and `sizes` are those of a tensor, `list` is that of a list of integers.
+// An argument of an operator. Tensors use `dtype`, `length`, `data`, `sizes` and `dim_order`. Lists of integers use
+// `list` and `length`.
 typedef struct {
   int32_t kind;
   int32_t dtype;    // ExecuTorch's ScalarType
-  int64_t integer;  // also of a bool
+  int64_t integer;  // value of an int or a bool
   double real;
   const int64_t* list;
-  int32_t length;  // of the list, or rank of the tensor
+  int32_t length;  // number of elements of the list, or rank of the tensor
   int32_t reserved;
   void* data;
   const int32_t* sizes;

@@ -26,8 +26,8 @@ typedef struct {
   uint32_t stream_kind;  // 1: COP1, 2: COP2
 } arm_payload_info;
 
-// Reads and validates a payload. Returns 0, or the number of an arm_runtime::PayloadError with the reason in `message`:
-// NUL-terminated, cut off at `message_size` bytes, which may be 0.
+// Reads and validates a payload. Returns 0, or the number of an arm_runtime::PayloadError with the reason in `message`.
+// The message is NUL-terminated and truncated to `message_size` bytes, which may be 0.
 __attribute__((visibility("default"))) int32_t arm_payload_read(const void* data, uint64_t size, arm_payload_info* info,
                                                                 char* message, uint64_t message_size);
 

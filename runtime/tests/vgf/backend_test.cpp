@@ -200,66 +200,68 @@ void test_checksum(const Model& model) {
   check(logged.size() == 1 && logged[0].find("payload_crc32 of 3 bytes, not 4") != std::string::npos, "with one line");
 }
 
-// Changes to the answers of the application's Vulkan device before the backend sees them, and records of the backend's
-// calls.
-struct Changes {
-  void (*limits)(VkPhysicalDeviceTensorPropertiesARM*) = nullptr;
-  bool no_formats = false;
-  int timeouts = 0;  // number of waits that time out
-  uint64_t timeout = 0;
+// State of the replacements of Vulkan functions below: how they change the results of an application's device, and
+// records of the backend's calls.
+struct Hooks {
+  void (*limits)(VkPhysicalDeviceTensorPropertiesARM*) = nullptr;  // changes the limits
+  bool no_formats = false;                                         // the device supports no format
+  int timeouts = 0;                                                // number of waits that time out
+  // Records.
+  uint64_t timeout = 0;     // of the last wait, in ns
   int freed = 0;            // freed allocations
   std::vector<char> cache;  // initial data of the last pipeline cache
   bool pipelines_use_cache = false;
   VkPipelineCache last_cache = VK_NULL_HANDLE;
 };
 
-Changes changes;
+Hooks hooks;
 VulkanFunctions real;
 
 VKAPI_ATTR void VKAPI_CALL properties2(VkPhysicalDevice device, VkPhysicalDeviceProperties2* properties) {
   real.vkGetPhysicalDeviceProperties2(device, properties);
   auto* tensor = static_cast<VkPhysicalDeviceTensorPropertiesARM*>(properties->pNext);
-  if (changes.limits != nullptr && tensor != nullptr) {
-    changes.limits(tensor);
+  if (hooks.limits != nullptr && tensor != nullptr) {
+    hooks.limits(tensor);
   }
 }
 
 VKAPI_ATTR void VKAPI_CALL format2(VkPhysicalDevice device, VkFormat format, VkFormatProperties2* properties) {
   real.vkGetPhysicalDeviceFormatProperties2(device, format, properties);
-  if (changes.no_formats) {
+  if (hooks.no_formats) {
     static_cast<VkTensorFormatPropertiesARM*>(properties->pNext)->linearTilingTensorFeatures = 0;
   }
 }
 
 VKAPI_ATTR VkResult VKAPI_CALL wait_for_fences(VkDevice device, uint32_t count, const VkFence* fences, VkBool32 all,
                                                uint64_t timeout) {
-  changes.timeout = timeout;
-  if (changes.timeouts > 0) {
-    --changes.timeouts;
+  hooks.timeout = timeout;
+  if (hooks.timeouts > 0) {
+    --hooks.timeouts;
     return VK_TIMEOUT;
   }
   return real.vkWaitForFences(device, count, fences, all, timeout);
 }
 
-VKAPI_ATTR void VKAPI_CALL free_memory(VkDevice device, VkDeviceMemory memory, const VkAllocationCallbacks* with) {
-  ++changes.freed;
-  real.vkFreeMemory(device, memory, with);
+VKAPI_ATTR void VKAPI_CALL free_memory(VkDevice device, VkDeviceMemory memory, const VkAllocationCallbacks* allocator) {
+  ++hooks.freed;
+  real.vkFreeMemory(device, memory, allocator);
 }
 
 VKAPI_ATTR VkResult VKAPI_CALL create_cache(VkDevice device, const VkPipelineCacheCreateInfo* info,
-                                            const VkAllocationCallbacks* with, VkPipelineCache* cache) {
+                                            const VkAllocationCallbacks* allocator, VkPipelineCache* cache) {
   const char* data = static_cast<const char*>(info->pInitialData);
-  changes.cache.assign(data, data + info->initialDataSize);
-  const VkResult result = real.vkCreatePipelineCache(device, info, with, cache);
-  changes.last_cache = *cache;
+  hooks.cache.assign(data, data + info->initialDataSize);
+  const VkResult result = real.vkCreatePipelineCache(device, info, allocator, cache);
+  hooks.last_cache = *cache;
   return result;
 }
 
-VKAPI_ATTR VkResult VKAPI_CALL create_pipelines(VkDevice device, VkDeferredOperationKHR later, VkPipelineCache cache,
-                                                uint32_t count, const VkDataGraphPipelineCreateInfoARM* infos,
-                                                const VkAllocationCallbacks* with, VkPipeline* pipelines) {
-  changes.pipelines_use_cache = cache != VK_NULL_HANDLE && cache == changes.last_cache;
-  return real.vkCreateDataGraphPipelinesARM(device, later, cache, count, infos, with, pipelines);
+VKAPI_ATTR VkResult VKAPI_CALL create_pipelines(VkDevice device, VkDeferredOperationKHR operation,
+                                                VkPipelineCache cache, uint32_t count,
+                                                const VkDataGraphPipelineCreateInfoARM* infos,
+                                                const VkAllocationCallbacks* allocator, VkPipeline* pipelines) {
+  hooks.pipelines_use_cache = cache != VK_NULL_HANDLE && cache == hooks.last_cache;
+  return real.vkCreateDataGraphPipelinesARM(device, operation, cache, count, infos, allocator, pipelines);
 }
 
 VKAPI_ATTR PFN_vkVoidFunction VKAPI_CALL get_device_proc(VkDevice device, const char* name) {
@@ -373,19 +375,19 @@ void test_application_device(const Model& model) {
   }
 }
 
-// During its lifetime, the backend runs on an application's device that answers as `changes` say.
-class ChangedDevice {
+// During its lifetime, the backend runs on an application's device whose functions are replaced as `hooks` says.
+class HookedDevice {
  public:
-  ChangedDevice() { renew(); }
-  ~ChangedDevice() { check(set_vulkan_device(nullptr) == Error::Ok, "a device of its own"); }
+  HookedDevice() { renew(); }
+  ~HookedDevice() { check(set_vulkan_device(nullptr) == Error::Ok, "a device of its own"); }
 
-  // Resets `changes` and makes the next program query the device again.
+  // Resets `hooks` and makes the next program query the device again.
   void renew() {
     real = application_.fn;
-    changes = Changes();
+    hooks = Hooks();
     VulkanHandles handles = application_.handles;
     handles.get_instance_proc_addr = get_instance_proc;
-    check(set_vulkan_device(&handles) == Error::Ok, "a device with changed answers");
+    check(set_vulkan_device(&handles) == Error::Ok, "a device with replaced functions");
     logged.clear();
   }
 
@@ -420,27 +422,27 @@ void test_limits(const Model& model) {
       {"maxTensorStride", [](Limits* limits) { limits->maxTensorStride = 8; }},
       {"maxTensorSize", [](Limits* limits) { limits->maxTensorSize = 3 * 8 * 8 - 1; }},
   };
-  ChangedDevice device;
+  HookedDevice device;
   for (const auto& limit : cases) {
     device.renew();
-    changes.limits = limit.set;
+    hooks.limits = limit.set;
     check(load(model) == Error::NotSupported && was_logged(limit.name), limit.name);
   }
   device.renew();
-  changes.no_formats = true;
+  hooks.no_formats = true;
   check(load(model) == Error::NotSupported && was_logged("because of its format; "), "formats");
   device.renew();
   check(load(model) == Error::Ok && logged.empty(), "the true limits");
 }
 
 void test_time_runs_out(const Model& model) {
-  ChangedDevice device;
+  HookedDevice device;
   Argument input(model.input, ScalarType::Char);
   Argument output(std::vector<char>(model.output.size(), 99), ScalarType::Char);
   const std::vector<EValue*> arguments{&input.value, &output.value};
   {
     const Program program(model);
-    changes.timeouts = 2;  // the wait of this execution, and the wait for it at the start of the next execution
+    hooks.timeouts = 2;  // the wait of this execution, and the wait for it at the start of the next execution
     for (int turn = 0; turn < 2; ++turn) {
       logged.clear();
       check(program.execute(arguments) == Error::InvalidState, "no result in time");
@@ -448,17 +450,17 @@ void test_time_runs_out(const Model& model) {
             "with one line");
       check(output.data == std::vector<char>(model.output.size(), 99), "no output is written");
     }
-    check(changes.timeouts == 0 && changes.timeout == 60'000'000'000, "bounded waits");
+    check(hooks.timeouts == 0 && hooks.timeout == 60'000'000'000, "bounded waits");
     program.run();
-    changes.timeouts = 1;
+    hooks.timeouts = 1;
     check(program.execute(arguments) == Error::InvalidState, "no result in time");
-    changes.freed = 0;
+    hooks.freed = 0;
   }
-  check(changes.freed > 0, "a program that ends after all is freed");
+  check(hooks.freed > 0, "a program whose run ends late is freed");
   setenv("ARM_RUNTIME_VGF_TIMEOUT_MS", "5000", 1);
   device.renew();
   Program(model).run();
-  check(changes.timeout == 5'000'000'000, "the time that was set");
+  check(hooks.timeout == 5'000'000'000, "the timeout of the environment variable");
   for (const char* wrong : {"soon", "0"}) {
     setenv("ARM_RUNTIME_VGF_TIMEOUT_MS", wrong, 1);
     device.renew();
@@ -469,18 +471,18 @@ void test_time_runs_out(const Model& model) {
 
 void test_memory_in_use_is_kept(const Model& model) {
   const __lsan::ScopedDisabler kept;  // the program and the device that it uses are never freed
-  auto* const device = new ChangedDevice;
+  auto* const device = new HookedDevice;
   Argument input(model.input, ScalarType::Char);
   Argument output(model.output, ScalarType::Char);
   const std::vector<EValue*> arguments{&input.value, &output.value};
   {
     const Program program(model);
-    changes.timeouts = 1'000;
+    hooks.timeouts = 1'000;
     check(program.execute(arguments) == Error::InvalidState, "no result in time");
-    changes.freed = 0;
+    hooks.freed = 0;
     logged.clear();
   }
-  check(changes.freed == 0, "memory that the device may use is not freed");
+  check(hooks.freed == 0, "memory that the device may use is not freed");
   check(logged.size() == 2 && logged[1].find("the memory of its program stays in use") != std::string::npos,
         "which is logged");
   device->renew();
@@ -492,15 +494,15 @@ void test_pipelines_are_kept(const Model& model) {
   const int file = mkstemp(path);
   check(file >= 0, "a temporary file");
   close(file);
-  ChangedDevice device;
-  check(load(model) == Error::Ok && changes.pipelines_use_cache, "pipelines are made with the cache");
-  changes.cache.clear();
+  HookedDevice device;
+  check(load(model) == Error::Ok && hooks.pipelines_use_cache, "pipelines are made with the cache");
+  hooks.cache.clear();
   setenv("ARM_RUNTIME_VGF_PIPELINE_CACHE", path, 1);  // an empty file is not a cache
-  check(load(model) == Error::Ok && !changes.cache.empty(), "the cache keeps pipelines of unloaded programs");
+  check(load(model) == Error::Ok && !hooks.cache.empty(), "the cache keeps pipelines of unloaded programs");
   const std::vector<char> written = bytes_of(path);
   check(written.size() > 4, "the file is written");
-  check(load(model) == Error::Ok && std::equal(changes.cache.begin(), changes.cache.end(), written.begin()) &&
-            changes.cache.size() == written.size() - 4,
+  check(load(model) == Error::Ok && std::equal(hooks.cache.begin(), hooks.cache.end(), written.begin()) &&
+            hooks.cache.size() == written.size() - 4,
         "the file is read");
   std::ofstream(path, std::ios::binary) << std::string(written.begin(), written.end() - 5);
   check(load(model) == Error::Ok && logged.empty(), "a damaged file is not read");
@@ -542,7 +544,7 @@ void test_traces(const Model& model) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  check(argc == 4 || argc == 5, "usage: backend_test VGF INPUT OUTPUT [CASE THAT IS LEFT OUT]");
+  check(argc == 4 || argc == 5, "usage: backend_test VGF INPUT OUTPUT [CASE TO LEAVE OUT]");
   executorch::runtime::runtime_init();
   check(executorch::runtime::register_pal(executorch::runtime::PalImpl::create(keep_errors, __FILE__)), "the log");
   // Keep the driver loaded: the Vulkan loader closes drivers, and LeakSanitizer would report memory that a closed

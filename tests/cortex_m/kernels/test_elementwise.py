@@ -155,8 +155,8 @@ def test_other_broadcasts_are_refused(name: str, other: Any, message: str, kerne
     ("first", "second", "message"),
     [
         ((2, 3, 4, 5), (2, 2, 4, 5), "other cannot be broadcast with self"),
-        ((2, 3, 1, 1), (2, 3, 4, 5), "CMSIS-NN repeats single elements of rows wrongly"),
-        ((2, 3, 4, 5), (3, 1, 1), "CMSIS-NN repeats single elements of rows wrongly"),
+        ((2, 3, 1, 1), (2, 3, 4, 5), "CMSIS-NN reads wrong elements if a row has one element"),
+        ((2, 3, 4, 5), (3, 1, 1), "CMSIS-NN reads wrong elements if a row has one element"),
         ((1, 2, 3, 4, 5), (5,), "other cannot be broadcast with more than 4 axes"),
     ],
 )

@@ -84,7 +84,7 @@ def test_order_of_the_amounts_where_the_memory_format_is_ambiguous(
     [
         ({"input": _IMAGE.astype(np.int16)}, "input must be int8"),
         ({"input": np.zeros((), np.int8)}, "rank of input must be from 1 to 4"),
-        ({"pre_pad": [0, 1, 0]}, "pre_pad must have another length"),
+        ({"pre_pad": [0, 1, 0]}, "pre_pad has the wrong length"),
         ({"post_pad": [0, 1, 0, -1]}, "post_pad must be from 0"),
         ({"pre_pad": [0, (1 << 31) - 1, 0, 1]}, "post_pad makes the result too large"),
         ({"pad_value": 128}, "pad_value must be from -128 to 127"),

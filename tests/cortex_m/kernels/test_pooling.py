@@ -102,7 +102,7 @@ def test_scratch_memory() -> None:
         ("padding", [1, 1, 1], "padding must have 2 elements"),
         ("out", np.zeros((2, 3, 2, 3), np.int8), "out cannot have the shape of the result"),
         ("dilation", [1, 2], "dilation must be from 1 to 1"),
-        ("output_zero_point", 4, "output_zero_point must be that of the input"),
+        ("output_zero_point", 4, "output_zero_point must equal input_zero_point"),
         ("input_zero_point", 128, "input_zero_point must be from -128 to 127"),
         ("activation_min", 51, "activation_max must be from 51"),
         ("activation_max", 128, "activation_max must be from -50 to 127"),

@@ -30,7 +30,7 @@ void throw_at(Call call) {
   throw EthosU::Exception("the fake driver was told to fail");
 }
 
-// Keeps the file position, as the NPU does.
+// Reads a buffer. The file position stays unchanged, as if the NPU read the buffer.
 Bytes content(const EthosU::Buffer& buffer) {
   struct stat status{};
   if (buffer.getFd() < 0 || fstat(buffer.getFd(), &status) != 0) {
@@ -127,7 +127,7 @@ Network::~Network() noexcept(false) {
 
 void Inference::start(const std::vector<uint32_t>& counters, bool cycle_counter) {
   throw_at(Call::kStart);
-  // The driver has 4 counters, needs an output and uses the address of the first buffer of each side.
+  // The driver has 4 counters. It requires an output buffer, and uses only the first input and the first output buffer.
   if (counters.size() > 4 || ofm_.size() != 1 || ifm_.size() > 1) {
     throw Exception("wrong arguments");
   }

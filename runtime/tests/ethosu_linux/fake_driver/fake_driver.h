@@ -18,7 +18,7 @@ struct Regions {
   Bytes constants, intermediate, inputs, outputs;
 };
 
-// Calls that can be configured to throw.
+// Calls of the library that can throw, see Script::throws.
 enum class Call {
   kNone,
   kOpen,
@@ -36,6 +36,7 @@ enum class Call {
   kCloseDevice
 };
 
+// Behaviour of the fake.
 struct Script {
   Call throws = Call::kNone;
   bool throws_no_exception_type = false;  // throws an int instead of an EthosU::Exception
@@ -46,6 +47,7 @@ struct Script {
   std::function<void(Regions&)> npu = [](Regions&) {};  // behaviour of an inference; it may change `outputs`
 };
 
+// Calls that the fake has received.
 struct Record {
   std::vector<std::string> opened;  // device nodes
   std::vector<Bytes> networks;
@@ -54,12 +56,12 @@ struct Record {
   std::vector<int64_t> waits;    // timeouts in ns
   std::vector<uint32_t> events;  // of the last inference
   bool counts_cycles = false;
-  int devices = 0, live_networks = 0, live_buffers = 0, inferences = 0;  // that exist now
+  int devices = 0, live_networks = 0, live_buffers = 0, inferences = 0;  // number of objects that exist now
 };
 
-// reset() clears both.
 extern Script script;
 extern Record record;
+// Sets `script` and `record` to their initial values.
 void reset();
 
 }  // namespace fake_driver

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fake of the driver library's header, written for this project: the declarations that the backend uses. Names
-// and signatures are those of ethos-u-linux-driver-stack since it supports Direct Drive.
+// Fake of the driver library's header, written for this project: the declarations that the backend uses. Names and
+// signatures are the same as in versions of ethos-u-linux-driver-stack that support Direct Drive.
 #pragma once
 
 #include <algorithm>
@@ -33,7 +33,7 @@ struct Capabilities {
   HardwareConfiguration hwCfg;
 };
 
-// An anonymous file. read() and write() move its position, as those of the driver's buffers do.
+// An anonymous file. read() and write() move the file position, as in the driver library.
 class Buffer {
  public:
   Buffer() = default;
