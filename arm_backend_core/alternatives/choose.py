@@ -58,9 +58,9 @@ class Choice(NamedTuple):
     """A chosen alternative.
 
     Attributes:
-        name: its name.
+        name: the ``Alternative.name``.
         occurrences: number of rewritten operators.
-        saved_cycles: cycles that it saves by Vela's estimate; negative if it costs cycles.
+        saved_cycles: cycles that the alternative saves by Vela's estimate; negative if it takes more cycles.
     """
 
     name: str
