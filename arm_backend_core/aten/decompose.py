@@ -2,7 +2,8 @@
 
 A composite is traced on fake tensors. Calls share one trace (the fragment) if their operands have equal types, shapes
 and strides, and their other arguments are equal. The fragment is decomposed recursively and copied into the program.
-The decomposition is that of the ``Composite`` record (``ops/composites``, ``ops/recurrent``), else PyTorch's.
+The ``Composite`` record of an operator (``ops/composites``, ``ops/recurrent``) has its decomposition. Operators without
+such a record use PyTorch's decomposition.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 #: Minimum saving of all splits together, as a fraction of the program's cycles. Encoding the weights again costs
 #: compile time.
 _MIN_SLICING_GAIN = 0.01
-#: Minimum time that a convolution waits for flash, as a fraction of that saving. Convolutions that wait less are not
-#: split.
+#: Minimum time that a convolution waits for flash, as a fraction of the minimum saving (``_MIN_SLICING_GAIN``).
+#: Convolutions that wait less are not split.
 _MIN_GAIN_PART = 0.1
 
 

@@ -243,7 +243,7 @@ def _first_free_slot(busy: np.ndarray, reader: int) -> np.ndarray:
     """The first slot that a copy may start with, for each granule; ``reader`` for a granule that cannot be used.
 
     The copy's DMA starts after the slot's first kernel, and ends before ``reader`` runs. A granule must be free from
-    the slot before the copy's first slot on, until the reader has certainly ended.
+    one slot before the copy's first slot until the reader has certainly ended.
     """
     import numpy as np
 

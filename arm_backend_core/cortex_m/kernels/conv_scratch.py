@@ -127,7 +127,7 @@ def transpose_conv2d_scratch_bytes(isa: Isa, geometry: ConvGeometry, output_chan
     if is_upsampled(geometry):
         reversed_weights = height * width * geometry.input_channels * output_channels
         return _im2col_bytes(isa, geometry.kernel, geometry.input_channels), reversed_weights
-    # CMSIS-NN's function takes the maximum of width and vertical stride for the row. Its kernel needs the horizontal
-    # stride there, so this is the maximum of all three.
+    # For the row, CMSIS-NN's function takes the maximum of the width and the vertical stride, but CMSIS-NN's kernel
+    # needs the horizontal stride. This function takes the maximum of all three.
     row = (geometry.input[1] - 1) * geometry.stride[1] + max(width, *geometry.stride)
     return 4 * row * output_channels * max(height, geometry.stride[0]), 0

@@ -147,10 +147,10 @@ def _pad_to_broadcast_rank(shape: Shape) -> tuple[int, ...]:
 
 
 def find_broadcast_limitation(isa: Isa, first: Shape, second: Shape) -> str | None:
-    """Why ``arm_minimum_s8`` and ``arm_maximum_s8`` give other results for the shapes; None if they do not.
+    """Return why ``arm_minimum_s8`` and ``arm_maximum_s8`` do not broadcast two shapes correctly; None if they do.
 
-    They support up to four axes, and read the wrong elements of an operand with one element per row, (n, h, 1, 1) where
-    h > 1, if the rows of the other have a width above 1.
+    The functions support up to four axes. If one operand has shape (n, h, 1, 1) with h > 1, and the width of the other
+    operand is above 1, the functions read wrong elements of the former.
     """
     if tuple(first) == tuple(second):
         return None
@@ -165,7 +165,7 @@ def find_broadcast_limitation(isa: Isa, first: Shape, second: Shape) -> str | No
 
 @kernel("minimum", "Tensor self, Tensor other", result_shape=broadcast_shape, find_limitation=find_broadcast_limitation)
 def minimum(first: Array, second: Array) -> Array:
-    """Lesser of two int8 tensors of one scale and zero point (``arm_minimum_s8``).
+    """Elementwise minimum of two int8 tensors with equal scale and zero point (``arm_minimum_s8``).
 
     It broadcasts any axis; ``find_broadcast_limitation`` has the exceptions. The kernel ignores memory formats: tensors
     of different shapes must be contiguous, unless one has a single element. Tensors of equal shapes must have the same
@@ -176,7 +176,7 @@ def minimum(first: Array, second: Array) -> Array:
 
 @kernel("maximum", "Tensor self, Tensor other", result_shape=broadcast_shape, find_limitation=find_broadcast_limitation)
 def maximum(first: Array, second: Array) -> Array:
-    """Greater of two int8 tensors, with the limits of ``minimum`` (``arm_maximum_s8``)."""
+    """Elementwise maximum of two int8 tensors, with the limits of ``minimum`` (``arm_maximum_s8``)."""
     return np.maximum(first, second)
 
 
