@@ -27,8 +27,8 @@ _MIN_PIXELS = 64
 def fold_channels_into_kernel(op: Op, rewriter: Rewriter) -> Value | None:
     """Rewrite a 1x1 CONV2D with its epilogue to a 1x2 kernel with stride 2 on half of the channels.
 
-    Bit-exact: in NHWC, the channels of a pixel are those of two neighbouring pixels with half of the channels, so that
-    the sums have the same products.
+    Bit-exact: in NHWC, the channels of one pixel are stored like two neighbouring pixels with half as many channels, so
+    that the sums have the same products.
     """
     conv, *epilogue = trace_epilogue(op, "CONV2D")
     b, (x, weight, bias) = rewriter.builder, conv.inputs

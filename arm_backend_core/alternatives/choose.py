@@ -82,7 +82,7 @@ def collect_neighbors(op: Op, rewriter: Rewriter, before: Collection[str], after
 def choose_alternatives(
     graph: Graph, target: Target, alternatives: Sequence[Alternative], estimate: CostFunction
 ) -> list[Choice]:
-    """Rewrite ``graph`` in place where an alternative is cheaper, one alternative after the other.
+    """Rewrite ``graph`` in place where an alternative is cheaper, in the order of ``alternatives``.
 
     Returns:
         the chosen alternatives.

@@ -51,7 +51,7 @@ from arm_backend_core.workers import vela
 CYCLE_TOLERANCE = 0.005
 #: A program with at most 0.75 of the performance program's SRAM may take 1% more cycles.
 _MUCH_LESS_SRAM, _CYCLE_TOLERANCE_FOR_MUCH_LESS_SRAM = 0.75, 0.01
-#: Relative differences up to this one are not worth a note.
+#: The report notes only relative differences above this value.
 _MIN_NOTED_CHANGE = 0.01
 #: Function that Vela's worker process calls to compile for both goals, as "module:function".
 COMPILE_BOTH_FUNCTION = "arm_backend_core.alternatives.parallel_compile:compile_both"

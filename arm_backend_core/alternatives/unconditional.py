@@ -4,7 +4,7 @@
 CLAMP itself adds no command; the schedule may change, because Vela chooses block sizes by the estimate
 (``docs/contributors/vela.md``). For an operation without an activation on U55 and U65, Vela 5.1 wrongly counts a table
 look-up: 1 cycle per element on U55-128. With a CLAMP, it counts only the output: 0.25 to 0.75 cycles. Vela 5.2
-estimates both equally, and may execute such a CLAMP as a separate operation.
+estimates equal cycles with and without the CLAMP, and may execute the CLAMP as a separate operation.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class AffineChain:
 
     @property
     def last(self) -> Node:
-        """The operator whose result is that of the chain."""
+        """The last operator, whose result is the result of the chain."""
         return self.nodes[-1]
 
 

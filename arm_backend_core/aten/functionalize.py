@@ -113,7 +113,7 @@ def functionalize_program(program: ExportedProgram) -> ExportedProgram:
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
         raise ModelError(f"in-place writes cannot be exported: {reason} Write to a copy: x.clone()") from error
-    functionalize(program.graph_module.graph)  # decompositions write in place again, for example that of lstm_cell
+    functionalize(program.graph_module.graph)  # some decompositions write in place, for example of lstm_cell
     drop_final_copies(program.graph)
     return program
 

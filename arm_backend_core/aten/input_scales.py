@@ -38,8 +38,8 @@ def quantize_inputs_once(_method: str, program: ExportedProgram) -> ExportedProg
 def quantize_inputs_as_uint8(_method: str, program: ExportedProgram) -> ExportedProgram:
     """Quantize to uint8 each input that only int8 quantize operators with equal parameters read.
 
-    Inputs that the program writes are not changed. The scale is that of int8; the zero point is larger by 128. A
-    transform pass of an ``ExportRecipe``.
+    Inputs that the program writes are not changed. uint8 and int8 have the same scale; the zero point of
+    uint8 is larger by 128. A transform pass of an ``ExportRecipe``.
 
     Returns:
         ``program`` itself if it has no such input, else a copy.

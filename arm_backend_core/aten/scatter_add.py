@@ -54,7 +54,7 @@ _PRODUCTS_PER_PAIR = 64  #: products of a quantized one-hot matrix that take the
 def rewrite_scatter_adds(
     module: GraphModule, hardware: Hardware, tensors: Mapping[Node, Tensor] | None = None, *, quantized: bool = False
 ) -> bool:
-    """Rewrite floating-point scatter-adds at constant indices. Mark the others that the CPU computes in less time.
+    """Rewrite floating-point scatter-adds at constant indices; mark others that the CPU computes in less time.
 
     Args:
         module: the module to edit.
@@ -98,7 +98,7 @@ class _ScatterAdd:
         positions: number of positions.
         trailing: number of elements of the dimensions after the indexed ones.
         alpha: factor of the rows.
-        has_mask_per_element: whether the decomposition has a mask for each element, not for each row.
+        has_mask_per_element: True if the decomposition has a mask for each element of a row, not one mask for the row.
     """
 
     x: Node

@@ -189,7 +189,7 @@ def _estimate_cycles_per_byte(vela_result: dict[str, Any], slots: Sequence[Slot]
     """Cycles per byte of flash and of SRAM.
 
     The rate of flash is the minimum over the slots with weights, because a kernel that reads its weights repeatedly has
-    a higher ratio of cycles to bytes. The rate of SRAM is that of all accesses of the program.
+    a higher ratio of cycles to bytes. The rate of SRAM is the average over all accesses of the program.
     """
     use = vela_result["memories"]["Sram"]
     sram = use["cycles"] / max(use["read"] + use["written"], 1)

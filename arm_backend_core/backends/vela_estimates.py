@@ -30,8 +30,8 @@ class OperationEstimate:
         macs: multiply-accumulates.
         staging_bytes: bytes of the staging memory in use while it runs.
         memory_cycles: cycles per memory, as (name, cycles).
-        commands: byte offsets of the commands that start it, relative to the first command. The commands between the
-            previous operation's start and its own belong to it too.
+        commands: byte offsets of the commands that start it, relative to the first command. The commands since the
+            start of the previous operation belong to this operation too.
         part_of: index of the operation into which Vela fuses this operation; the cycles of the former include the
             cycles of the latter. None if this operation is not fused.
     """
@@ -77,7 +77,7 @@ class VelaEstimates:
 
     They equal what Vela's command line prints, with two exceptions. If this project copies weights to SRAM
     (``ethosu_weight_cache``, ``ethosu_prefetch``), the estimates include the copies. If one inference calls the
-    delegate several times, cycles, accesses and MACs are those of all calls (``call_counts``).
+    delegate several times, cycles, accesses and MACs are sums over all calls (``call_counts``).
 
     Attributes:
         npu_cycles: cycles of the NPU.

@@ -53,7 +53,7 @@ TRANSPOSE_CONV_RESULT = PerCodeVariant(109, 45, 46, 15)
 # -- per element
 ADD = PerCodeVariant(236, 84, 81, 13.8)
 MUL = PerCodeVariant(89, 30, 36, 6.8)
-#: Rough: two conversions to float, a division and a quantization. MVE code divides one by one.
+#: Rough: two conversions to float, a division and a quantization. MVE code divides element by element.
 DIV_WITH_FPU, DIV_WITHOUT_FPU = 70, PerCodeVariant(850, 420, 420, 70)
 MINIMUM = PerCodeVariant(12, 8, 8, 1.15)
 #: The gather load of MVE takes a cycle per lane (Cortex-M55 Software Optimization Guide). These cycles are counted as

@@ -2,7 +2,7 @@
 
 Compiled by Arm Compiler 6, CMSIS-NN chooses other sizes for two kernels: 1x1 convolutions with stride 1 on processors
 with the DSP extension need 4 bytes per input channel, and depthwise convolutions of one input channel on MVE are
-computed as convolutions only above 8 output channels. The sizes here are those of other compilers.
+computed as convolutions only above 8 output channels. This module has the sizes for other compilers.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def channel_broadcast_shape(first: Shape, second: Shape) -> Shape:
     """Shape of a sum or product.
 
     Raises:
-        ValueError: the shapes differ and are not those of ``is_channel_broadcast``.
+        ValueError: the shapes differ, and ``is_channel_broadcast`` is false for them.
     """
     if tuple(first) != tuple(second) and not is_channel_broadcast(first, second):
         raise ValueError(f"the kernel broadcasts only a number per channel, not {tuple(first)} and {tuple(second)}")
@@ -95,8 +95,9 @@ def quantized_mul(
 ) -> Array:
     """Product of two int8 tensors (``arm_elementwise_mul_s8``).
 
-    Shapes and memory formats are those of ``quantized_add``. The result saturates to int8; there is no other
-    activation. A product has 17 bits, so shifts above 15 overflow. The zero points of the operands may exceed int8, as
+    The rules for shapes and memory formats are the same as for ``quantized_add``. The result saturates to int8; there
+    is no other activation. A product has 17 bits, so shifts above 15 overflow. The zero points of the operands may
+    exceed int8, as
     long as the differences fit 16 bits: ExecuTorch's kernel does not check the zero points, and CMSIS-NN computes the
     product.
     """
@@ -126,7 +127,7 @@ def quantized_div(
     """Quotient of two int8 or two int16 tensors of equal shapes and memory formats, computed in float32.
 
     CMSIS-NN has no division. ExecuTorch's kernel rounds the quotient to float32, and its product with ``output_scale``
-    to float32 and then to an integer, with ties away from zero. A divisor at its zero point gives the quotient 0.
+    to float32 and then to an integer, with ties away from zero. If a divisor equals its zero point, the quotient is 0.
 
     Args:
         output_scale: scale of ``first`` / (scale of ``second`` * scale of the result).
