@@ -73,7 +73,7 @@ def convolution_scratch_bytes(isa: Isa, geometry: ConvGeometry) -> int:
     row = split_1_x_n(geometry)
     if row is None:
         return general
-    left, right = geometry.padding[1], row.right_pixels if row.uneven else geometry.padding[1]
+    left, right = geometry.padding[1], row.right_pixels if row.asymmetric_padding else geometry.padding[1]
     return max(geometry.kernel[1] + left, geometry.kernel[1] - 1 + right) * geometry.input_channels
 
 
@@ -82,13 +82,13 @@ class Split1xN:
     """How MVE code splits the results of a one-row convolution (``arm_convolve_1_x_n_s8``).
 
     Attributes:
-        total_padding: padding on both sides that the result's width implies.
-        uneven: the remainder of ``total_padding`` by 2, with its sign.
+        total_padding: sum of the padding on both sides, computed from the width of the result.
+        asymmetric_padding: the remainder of ``total_padding`` by 2, with the sign of ``total_padding``.
         right_pixels: number of results that read padding on the right.
     """
 
     total_padding: int
-    uneven: int
+    asymmetric_padding: int
     right_pixels: int
 
 
@@ -96,10 +96,10 @@ def split_1_x_n(geometry: ConvGeometry) -> Split1xN | None:
     """Split a one-row convolution; None if the parts overlap, so that the general code computes it."""
     output, stride, padding = geometry.output[1], geometry.stride[1], geometry.padding[1]
     total = (output - 1) * stride + geometry.kernel[1] - geometry.input[1]
-    uneven = total % 2 if total >= 0 else -(-total % 2)
-    right = max(1, (padding + uneven + stride - 1) // stride) if padding + uneven else 0
+    asymmetric_padding = total % 2 if total >= 0 else -(-total % 2)
+    right = max(1, (padding + asymmetric_padding + stride - 1) // stride) if padding + asymmetric_padding else 0
     left = max(1, (padding + stride - 1) // stride) if padding else 0
-    return Split1xN(total, uneven, right) if left + right <= output else None
+    return Split1xN(total, asymmetric_padding, right) if left + right <= output else None
 
 
 def depthwise_scratch_bytes(isa: Isa, geometry: ConvGeometry, batch: int, output_channels: int) -> int:
