@@ -175,7 +175,7 @@ def _describe_goal(fast: EthosUCompileSpec, spec: EthosUCompileSpec) -> str:
 
 
 def _record_performance(fast: CompiledCandidate, program: CompiledCandidate) -> CompiledCandidate:
-    """Record in a program with less RAM the figures of the performance program."""
+    """Record the figures of the performance program in a program with less RAM."""
     figures = fast.vela.total_cycles, fast.vela.sram_bytes
     return program._replace(payload=replace(program.payload, vela=replace(program.vela, performance=figures)))
 

@@ -83,7 +83,7 @@ CYCLES_PER_INSTRUCTION: Mapping[str, CyclesPerInstruction] = {
     ),
     "cortex-m23": CyclesPerInstruction(1.35, _SAME_AS.format("Cortex-M0+, which has as many pipeline stages")),
     "cortex-m33": CyclesPerInstruction(1.2, f"{_MEASURED}: {_TINY} 1.1, nRF5340 at 128 MHz, CMSIS-NN"),
-    "cortex-m35p": CyclesPerInstruction(1.2, _SAME_AS.format("Cortex-M33, whose pipeline it has")),
+    "cortex-m35p": CyclesPerInstruction(1.2, _SAME_AS.format("Cortex-M33, which has the same pipeline")),
     "cortex-m52": CyclesPerInstruction(
         1.35, _SAME_AS.format("Cortex-M55; it is a smaller processor, so this is optimistic")
     ),

@@ -21,9 +21,10 @@ _UPSAMPLED_CHANNELS = 16
 
 @dataclass(frozen=True)
 class ConvGeometry:
-    """Sizes of a convolution: (height, width) of its input, kernel and result, and its parameters in that order.
+    """Sizes of a convolution: (height, width) of the input, kernel and output; (vertical, horizontal) parameters.
 
-    ``input_channels`` are all channels of the input, ``kernel_channels`` those that one output channel reads.
+    ``input_channels`` is the number of channels of the input. ``kernel_channels`` is the number of input channels that
+    one output channel reads.
     """
 
     input: Sequence[int]
@@ -42,13 +43,13 @@ class ConvGeometry:
 
     @property
     def is_pointwise(self) -> bool:
-        """Whether CMSIS-NN takes it for a 1x1 convolution (``arm_nn_is_convolve_1x1``)."""
+        """Whether CMSIS-NN treats the convolution as a 1x1 convolution (``arm_nn_is_convolve_1x1``)."""
         sizes = (*self.kernel, *self.dilation)
         return self.has_one_group and set(sizes) == {1} and not any(self.padding)
 
     @property
     def is_1_x_n(self) -> bool:
-        """Whether CMSIS-NN takes it for a convolution of one row (``arm_nn_is_convolve_1_x_n``)."""
+        """Whether CMSIS-NN treats the convolution as a convolution of one row (``arm_nn_is_convolve_1_x_n``)."""
         is_one_row = self.input[0] == self.kernel[0] == self.dilation[1] == 1
         return self.has_one_group and is_one_row and self.stride[1] * self.input_channels % 4 == 0
 
