@@ -1,4 +1,4 @@
-"""Attention heads without a permutation of heads and tokens.
+"""Attention heads: avoid the TRANSPOSE that permutes heads and tokens.
 
 One convolution for each head computes the heads separately. The output projection, a convolution over heads, merges
 them.
@@ -71,7 +71,7 @@ def _match_head_projection(op: Op, rewriter: Rewriter) -> Region | None:
 
 
 def merge_heads(op: Op, rewriter: Rewriter) -> Value | None:
-    """Merge heads by the output projection: its kernel becomes (heads x 1) on [1, heads, T, D], without a TRANSPOSE.
+    """Merge heads in the output projection: a CONV2D with a (heads x 1) kernel on [1, heads, T, D] needs no TRANSPOSE.
 
     Bit-exact: the sum over channels becomes a sum over heads and channels of the same products.
     """

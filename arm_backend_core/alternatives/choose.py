@@ -58,9 +58,9 @@ class Choice(NamedTuple):
     """A chosen alternative.
 
     Attributes:
-        name: its name.
+        name: the ``Alternative.name``.
         occurrences: number of rewritten operators.
-        saved_cycles: cycles that it saves by Vela's estimate; negative if it costs cycles.
+        saved_cycles: cycles that the alternative saves by Vela's estimate; negative if it takes more cycles.
     """
 
     name: str
@@ -82,7 +82,7 @@ def collect_neighbors(op: Op, rewriter: Rewriter, before: Collection[str], after
 def choose_alternatives(
     graph: Graph, target: Target, alternatives: Sequence[Alternative], estimate: CostFunction
 ) -> list[Choice]:
-    """Rewrite ``graph`` in place where an alternative is cheaper, one alternative after the other.
+    """Rewrite ``graph`` in place where an alternative is cheaper, in the order of ``alternatives``.
 
     Returns:
         the chosen alternatives.

@@ -1,4 +1,4 @@
-"""Operands that Vela copies into the result of a CONCAT: products by 1, which cost less than Vela's copies on U85.
+"""Operands of a CONCAT that Vela would copy: multiply them by 1 instead, which takes fewer cycles on U85.
 
 Vela lets an operation write directly into the result of a CONCAT if only the CONCAT reads its result
 (``MoveConcatSliceToProducer``). It copies any other operand, for example a skip connection, by an average pool, which

@@ -43,9 +43,9 @@ def trace_epilogue(op: Op, kind: str) -> list[Op]:
 def collect_readers(last: Op, rewriter: Rewriter) -> list[Op]:
     """Collect ``last`` and its transitive readers that are CONCATs, RESCALEs or activations.
 
-    The CONV2Ds that read any of these, and the RESCALEs of the CONV2Ds, are collected too. A region includes these
-    readers because Vela stores the outputs of a graph in another memory layout. For that layout, it estimates twice the
-    cycles.
+    The CONV2Ds that read any of these, and the RESCALEs of the CONV2Ds, are collected too. Without its readers, the
+    result would be an output of the region. Vela stores outputs in another memory layout, for which it estimates twice
+    the cycles.
     """
     readers = collect_neighbors(last, rewriter, (), ("CONCAT", "RESCALE", *ACTIVATIONS))
     convs = [reader for step in readers for reader in rewriter.users(step.output) or () if reader.kind == "CONV2D"]

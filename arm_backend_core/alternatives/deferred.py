@@ -1,4 +1,4 @@
-"""Deferred tuning: keep the graph without chosen alternatives, so that a sweep can choose them per configuration."""
+"""Deferred tuning: record graphs before alternatives are chosen, so that a sweep chooses them per configuration."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def packed_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 def _bytes_in_bricks(shape: tuple[int, ...]) -> int:
-    """Bytes of an int8 tensor whose channels fill whole bricks."""
+    """Return the bytes of an int8 tensor in bricks, with its channels padded to whole bricks."""
     return prod(shape[:-1]) * -(-shape[-1] // _BRICK) * _BRICK
 
 

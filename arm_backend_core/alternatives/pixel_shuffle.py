@@ -61,10 +61,10 @@ class _ShuffleLayout(NamedTuple):
 def convolve_channel_subsets(op: Op, rewriter: Rewriter) -> Value | None:
     """Replace the data movement after a CONV2D and its epilogue by convolutions of channel subsets and a CONCAT.
 
-    Channels can be in any order, because the weights are permuted. Each index of a channel factor that moves between
-    pixel factors (SH of a pixel shuffle, between H and W) gets its own convolution. A CONCAT along the columns,
-    [H, SH * W, SW * C], interleaves the rows of the results. Vela emits no copy for this CONCAT. Bit-exact: the sums
-    have the same products.
+    Channels can be in any order, because the weights are permuted. If a channel factor moves between pixel factors (SH
+    of a pixel shuffle moves between H and W), each index of this factor gets its own convolution. A CONCAT along the
+    columns, [H, SH * W, SW * C], interleaves the rows of the results. Vela emits no copy for this CONCAT. Bit-exact:
+    the sums have the same products.
 
     A 3x3 convolution and a pixel shuffle from 48x48 pixels to 96x96 with 32 channels, int8, read by another
     convolution, take 890 k instead of 5,625 k cycles on U85-256.

@@ -1,8 +1,9 @@
 """Optimization goal of Vela (``--optimise``): ``"auto"`` compiles for performance and for size, and keeps the better.
 
-Large flatbuffers are compiled for size only if the performance program exceeds the SRAM. If it does, or if the size
-program is small but slow, ``"auto"`` also compiles with arena limits. ``"ram"`` searches for the program with the least
-RAM. Both searches are in ``memory_reduction.vela_configuration_search``.
+Large flatbuffers are compiled for size only if the performance program exceeds the SRAM. ``"auto"`` also compiles with
+arena limits if the performance program exceeds the SRAM, or if the size program needs much less RAM but is slow.
+``"ram"`` searches for the program with the least RAM. Both searches are in
+``memory_reduction.vela_configuration_search``.
 
 For size, Vela computes layers in stripes of rows. SRAM then holds only a part of each intermediate tensor. Weights
 outside of SRAM are read again for each stripe. On U85, Vela for size also encodes weights in fewer bytes.
@@ -45,12 +46,12 @@ from arm_backend_core.memory_reduction.vela_configuration_search import (
 from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec
 from arm_backend_core.workers import vela
 
-#: Relative difference of cycles that does not count: a program with less memory may take this much longer, and a
+#: Relative difference of cycles that is ignored: a program with less memory may take up to this much longer, and a
 #: program without cascades must save more than this.
 CYCLE_TOLERANCE = 0.005
 #: A program with at most 0.75 of the performance program's SRAM may take 1% more cycles.
 _MUCH_LESS_SRAM, _CYCLE_TOLERANCE_FOR_MUCH_LESS_SRAM = 0.75, 0.01
-#: Relative differences up to this one are not worth a note.
+#: The report notes only relative differences above this value.
 _MIN_NOTED_CHANGE = 0.01
 #: Function that Vela's worker process calls to compile for both goals, as "module:function".
 COMPILE_BOTH_FUNCTION = "arm_backend_core.alternatives.parallel_compile:compile_both"
@@ -100,16 +101,16 @@ def _compile_auto(
     """Return the performance program, and the best program for ``optimise="auto"``."""
     has_fast_weights = _reads_weights_as_fast_as_activations(spec.configuration)
     max_bytes = _MAX_FLATBUFFER_BYTES if has_fast_weights else _MAX_FLATBUFFER_BYTES_SLOW_WEIGHTS
-    is_small = len(flatbuffer) < max_bytes
-    fast, small = _compile_for_both_goals(spec, flatbuffer, compile_options, is_small)
+    is_small_flatbuffer = len(flatbuffer) < max_bytes
+    fast, small = _compile_for_both_goals(spec, flatbuffer, compile_options, is_small_flatbuffer)
     best = fast
     if fast.exceeds_sram:
         fitting = find_program_that_fits(fast, small and small.payload, compile_program)
         best = fast if fitting is fast else _record_performance(fast, fitting)
     elif small is not None:
-        candidates = _list_smaller(fast, small, compile_program if is_small else None)
+        candidates = _list_smaller(fast, small, compile_program if is_small_flatbuffer else None)
         best = next((program for program in candidates if _is_better(fast, program)), fast)
-    if is_small and _spills_activations(fast):
+    if is_small_flatbuffer and _spills_activations(fast):
         spec = disable_cascades(spec)
         payload = compile_program(spec)
         # With activations in DRAM, the SRAM is a cache, so that only cycles count.
@@ -121,7 +122,7 @@ def _compile_auto(
 
 
 def _compile_for_both_goals(
-    spec: EthosUCompileSpec, flatbuffer: bytes, compile_options: dict[str, Any], is_small: bool
+    spec: EthosUCompileSpec, flatbuffer: bytes, compile_options: dict[str, Any], is_small_flatbuffer: bool
 ) -> tuple[CompiledCandidate, CompiledCandidate | None]:
     """Return the performance program and the size program.
 
@@ -129,7 +130,7 @@ def _compile_for_both_goals(
     """
     size_spec = optimise_for_size(spec)
     small: Payload | None = None
-    if is_small and len(flatbuffer) >= _MIN_PARALLEL_FLATBUFFER_BYTES and hasattr(os, "fork"):
+    if is_small_flatbuffer and len(flatbuffer) >= _MIN_PARALLEL_FLATBUFFER_BYTES and hasattr(os, "fork"):
         payload, small = _compile_in_parallel(spec, size_spec, flatbuffer, compile_options)
     else:
         payload = compile_payload(spec, flatbuffer, **compile_options)
@@ -149,7 +150,8 @@ def _list_smaller(
     """Yield the size program, then programs with arena limits, compiled on demand.
 
     Arena limits are tried if the size program needs much less RAM. They are not tried if the SRAM is a cache, or if the
-    performance program copies weights from flash to unused SRAM: it would lose this SRAM, and take more cycles.
+    performance program copies weights from flash to unused SRAM: an arena limit would leave no SRAM for these copies,
+    and the program would take more cycles.
 
     Args:
         fast, small: the performance program and the size program.
@@ -173,13 +175,16 @@ def _describe_goal(fast: EthosUCompileSpec, spec: EthosUCompileSpec) -> str:
 
 
 def _record_performance(fast: CompiledCandidate, program: CompiledCandidate) -> CompiledCandidate:
-    """Record in a program with less RAM the figures of the performance program."""
+    """Record the figures of the performance program in a program with less RAM."""
     figures = fast.vela.total_cycles, fast.vela.sram_bytes
     return program._replace(payload=replace(program.payload, vela=replace(program.vela, performance=figures)))
 
 
 def _spills_activations(program: CompiledCandidate) -> bool:
-    """Whether activations are in DRAM and over half of the SRAM cache is used; with less use, there are no cascades."""
+    """Whether activations are in DRAM and over half of the SRAM cache is used.
+
+    If less is used, Vela makes no cascades, so that disabling cascades changes nothing.
+    """
     limit = program.vela.sram_limit or 0
     return program.spec.configuration.arena_on_second_port and 2 * program.vela.sram_bytes > limit
 
@@ -228,7 +233,7 @@ def _cost_metrics(payload: Payload) -> tuple[int, int, int]:
 
 
 def _describe_saving(fast: Payload, chosen: Payload) -> str:
-    """Describe the sizes that differ by more than 1%, and the cycles; empty if neither sizes nor cycles differ so."""
+    """Describe the sizes that differ by over 1%, and the cycles; empty if nothing differs by over 1%."""
     (fast_cycles, *fast_bytes), (cycles, *chosen_bytes) = _cost_metrics(fast), _cost_metrics(chosen)
     changed = [
         f"{name} {now:,} instead of {before:,} bytes, "

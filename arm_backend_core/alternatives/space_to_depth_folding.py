@@ -120,9 +120,9 @@ def _match_space_to_depth(path: Sequence[Op]) -> _SpaceToDepthLayout | None:
 def _image_shape(
     conv: Op, pixels: Sequence[list[AxisFactor]], above: list[AxisFactor], columns: list[AxisFactor]
 ) -> tuple[int, ...] | None:
-    """Return [N, H, W] with these rows and columns; None if a window would read other pixels.
+    """Return [N, H, W], H from the factors ``above``, W from ``columns``; None if a window would read other pixels.
 
-    The columns may differ from those of the convolution only if the convolution is 1x1.
+    If W differs from the width of the convolution's input, the convolution must be 1x1.
     """
     if max(conv.attrs["dilation"]) > 1:
         return None

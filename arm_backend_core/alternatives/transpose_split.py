@@ -75,8 +75,8 @@ def _merge_axes(op: Op) -> TransposePath:
 def _split_into_sequence(op: Op) -> TransposePath | None:
     """Return a sequence of TRANSPOSEs that each swap two of three dimensions, or the unchanged TRANSPOSE.
 
-    The first TRANSPOSE may have four dimensions. ``plan_swaps`` minimizes the cycles of U55 and U65. On U85 another
-    sequence may be cheaper, so this one is a candidate for the cost model.
+    The first TRANSPOSE may have four dimensions. ``plan_swaps`` minimizes the cycles of U55 and U65. On U85, another
+    sequence may be cheaper, so the sequence is only a candidate for the cost model.
     """
     x = op.inputs[0]
     return plan_swaps(x.shape, tuple(op.attrs["perms"]), x.dtype, x.shape)

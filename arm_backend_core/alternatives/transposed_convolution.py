@@ -25,7 +25,7 @@ def convolve_stride_phases(op: Op, rewriter: Rewriter) -> Value | None:
     Source: Shi et al., Real-Time Single Image and Video Super-Resolution Using an Efficient Sub-Pixel Convolutional
     Neural Network, 2016. Along an axis, y[q * s + r - p] = sum over j of x[q - j] * w[j * s + r], for stride s, phase
     0 <= r < s and p cropped leading rows. For each phase r, this is a convolution with the kernel elements j in
-    descending order. Its results [Q, W, C] interleave with those of the other phases. Column phases are adjacent in
+    descending order. The results [Q, W, C] of all phases interleave. Column phases are adjacent in
     memory, so that they become channels of one convolution. A CONCAT along the columns joins the row phases:
     [Q, SH * W, SW * C]. Bit-exact: the sums have the same products, and zeros if a phase has fewer kernel elements.
 

@@ -4,7 +4,7 @@
 CLAMP itself adds no command; the schedule may change, because Vela chooses block sizes by the estimate
 (``docs/contributors/vela.md``). For an operation without an activation on U55 and U65, Vela 5.1 wrongly counts a table
 look-up: 1 cycle per element on U55-128. With a CLAMP, it counts only the output: 0.25 to 0.75 cycles. Vela 5.2
-estimates both equally, and may execute such a CLAMP as a separate operation.
+estimates equal cycles with and without the CLAMP, and may execute the CLAMP as a separate operation.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def apply_unconditional(graph: Graph, target: Target) -> None:
 
 
 def use_reader_shape(op: Op, rewriter: Rewriter) -> Value | None:
-    """Compute an operation and its RESCALEs in the shape of a RESHAPE that also reads one of its operands.
+    """Compute an ADD, SUB or MUL and its RESCALEs in the shape in which a RESHAPE also reads one of the operands.
 
-    The operation is an ADD, SUB or MUL. Otherwise, Vela copies the tensor that is read in two shapes: 8,576 cycles for
-    128x64 elements on U55-128.
+    Without this rewrite, two shapes of the operand are read, and Vela copies the operand: 8,576 cycles for 128x64
+    elements on U55-128.
     """
     b, binary = rewriter.builder, op.inputs[0].producer
     if binary is None or binary.kind not in ("ADD", "SUB", "MUL") or not rewriter.has_one_use(binary.output):
@@ -87,7 +87,7 @@ def multiply_before_rescale(op: Op, rewriter: Rewriter) -> Value | None:
 def widen_by_multiply(op: Op, rewriter: Rewriter) -> Value | None:
     """Widen the rescaled int16 result of a TABLE to int32 by x * 1 instead of a RESCALE that Vela does not fuse.
 
-    Where U85 can chain operations (one channel), the RESCALE gets the factor 1 + 2**-30 instead.
+    If U85 can execute the RESCALE in a chain (one channel), the RESCALE stays, with the factor 1 + 2**-30.
 
     Vela 5.1, [8, 512] with the TABLE: 15,232 instead of 22,400 cycles (U55-128). Vela 5.2 merges the RESCALE with the
     preceding one. The TABLE then has an int32 result, which no NPU supports, so that Vela emits three TABLEs and three
@@ -102,7 +102,7 @@ def widen_by_multiply(op: Op, rewriter: Rewriter) -> Value | None:
     readers = rewriter.users(op.output) or ()
     if any(absorbs_widening(reader) or reader.kind in ("CLZ", "RESCALE") for reader in readers):
         return None
-    if b.target.hardware.chains and (1, *x.shape)[-1] == 1:  # a chain can take a RESCALE, which needs less SRAM
+    if b.target.hardware.chains and (1, *x.shape)[-1] == 1:  # a chain may contain a RESCALE, and needs less SRAM
         # The result of the factor 1 + 2**-30 is equal to x, but Vela removes only a RESCALE with the factor 1.
         multiplier, shift = np.array([(1 << 30) + 1], np.int32), np.array([30], np.int8)
         return b.emit("RESCALE", (x,), DType.INT32, **{**op.attrs, "multiplier": multiplier, "shift": shift})

@@ -15,7 +15,7 @@ from arm_backend_core.aten.layer_affine import ChannelAffine
 from arm_backend_core.nodes import FEEDS_DROPOUT, arguments_of, is_complex, overload_of
 
 aten = torch.ops.aten
-#: Operator -> function that returns the factors of its first and second operand for ``alpha``.
+#: Operator -> function that takes ``alpha`` and returns the factors of the first and the second operand.
 _SUMS: dict[Any, Callable[[float], tuple[float, float]]] = {
     overload: factors
     for name, factors in (
@@ -49,15 +49,15 @@ class _Step(NamedTuple):
 
 @dataclass(frozen=True)
 class AffineChain:
-    """A sequence of operators in which each is the only reader of the one before it.
+    """A sequence of operators in which each operator is the only reader of the preceding operator.
 
     Attributes:
         source: the operand of the first operator.
         nodes: the operators.
         axis: dimension of the channels.
         affine: the function of the chain.
-        divides: whether it divides by a constant with an element for each channel.
-        has_parameter: whether a constant of the chain is a parameter or is computed from one.
+        divides: True if the chain divides by a constant with an element for each channel.
+        has_parameter: True if a constant of the chain is a parameter or is computed from a parameter.
     """
 
     source: Node
@@ -69,7 +69,7 @@ class AffineChain:
 
     @property
     def last(self) -> Node:
-        """The operator whose result is that of the chain."""
+        """The last operator, whose result is the result of the chain."""
         return self.nodes[-1]
 
 
@@ -79,18 +79,21 @@ def find_affine_chains(graph: Graph, constants: Constants, axis: int) -> list[Af
     steps = {node: step for node, step in matches.items() if step is not None}
     chains = []
     for first, step in steps.items():
-        if step.x in steps and _is_inner(step.x):
+        if step.x in steps and _may_continue_after(step.x):
             continue  # not the first operator of its chain
         nodes = [first]
-        while _is_inner(nodes[-1]) and (reader := next(iter(nodes[-1].users))) in steps:
+        while _may_continue_after(nodes[-1]) and (reader := next(iter(nodes[-1].users))) in steps:
             nodes.append(reader)
         if any(steps[node].has_channels for node in nodes):
             chains.append(_make_chain(nodes, steps, constants, axis))
     return chains
 
 
-def _is_inner(node: Node) -> bool:
-    """Whether a chain may continue after ``node``: one operator reads its result, and no removed dropout does."""
+def _may_continue_after(node: Node) -> bool:
+    """Whether a chain may continue after ``node``: it has one reader, and training inserts no dropout after it.
+
+    ``FEEDS_DROPOUT`` marks a node whose result a removed dropout has read. Training inserts the dropout again.
+    """
     return len(node.users) == 1 and FEEDS_DROPOUT not in node.meta
 
 

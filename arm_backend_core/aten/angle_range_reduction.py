@@ -95,7 +95,7 @@ class _PhaseBuilder:
         return copy
 
     def _insert_product_phases(self, node: Node) -> Node | None:
-        """The phases of integers times a constant.
+        """Insert the phases of a product of integers and a constant.
 
         Returns:
             None if ``node`` is no such product, or a matrix product that adds several products.

@@ -29,7 +29,7 @@ aten = torch.ops.aten
 
 
 def involves_complex(node: Node) -> bool:
-    """Whether ``node`` reads, returns or internally computes complex numbers; ``view_as_complex`` does not count."""
+    """Whether ``node`` reads, returns or internally computes complex numbers; False for ``view_as_complex``."""
     if overload_of(node.target) is None or node.target is aten.view_as_complex.default:
         return False
     return node.target in STFT_DECOMPOSITIONS or any(is_complex(x) for x in (node, *node.all_input_nodes))

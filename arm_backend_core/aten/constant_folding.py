@@ -45,7 +45,7 @@ class Constants:
         return node in self._nodes
 
     def value(self, node: Node) -> Tensor:
-        """The value of a constant node. The value of an operator is cached, that of an attribute is read each time."""
+        """The value of a constant node. Values of operators are cached. Values of attributes are read in each call."""
         if node.op == "get_attr":
             tensor: Tensor = attrgetter(str(node.target))(self.module)
             return tensor.detach()

@@ -2,7 +2,8 @@
 
 A composite is traced on fake tensors. Calls share one trace (the fragment) if their operands have equal types, shapes
 and strides, and their other arguments are equal. The fragment is decomposed recursively and copied into the program.
-The decomposition is that of the ``Composite`` record (``ops/composites``, ``ops/recurrent``), else PyTorch's.
+The ``Composite`` record of an operator (``ops/composites``, ``ops/recurrent``) has its decomposition. Operators without
+such a record use PyTorch's decomposition.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class _Fragment:
     is_lowerable: bool
 
     def covers_used_results(self, node: Node) -> bool:
-        """Whether it computes every used result of ``node``; results that it lacks are None."""
+        """Whether the fragment computes every used result of ``node``; a result that it does not compute is None."""
         results = self.module.graph.output_node().args[0]
         if not isinstance(results, (tuple, list)):
             return True
@@ -120,7 +121,7 @@ class _Decomposer:
         return changed
 
     def _replace(self, module: GraphModule, node: Node, constants: set[Node]) -> bool:
-        """Replace ``node`` by its decomposition; returns False if it has none, is refused or keeps its CPU kernel."""
+        """Replace ``node`` by its decomposition; returns False if ``node`` stays (see the function ``decompose``)."""
         try:
             outputs = self._write_decomposition(_FragmentWriter(self, module, node, constants), node)
             if outputs is None:
@@ -191,7 +192,7 @@ class _Decomposer:
             constants: nodes that are constant.
 
         Returns:
-            None if an operand is not a tensor, or if PyTorch cannot trace one of its own operators.
+            None if an operand is not a tensor, or if PyTorch cannot trace its own decomposition.
 
         Raises:
             Unsupported: the decomposition refuses the operands.
@@ -272,7 +273,7 @@ class _FragmentWriter:
         """Emit a copy of an operator that was emitted before, with other values of some arguments.
 
         Args:
-            node: the operator. Its result and that of the copy have the same type and shape.
+            node: the operator. The results of ``node`` and of the copy have the same type and shape.
             arguments: the new values, by the names of the operator's schema. ``node`` must have positional arguments
                 up to the last of these names.
         """

@@ -43,8 +43,8 @@ def functionalize(graph: Graph, *, write_back: bool = False) -> Node | None:
 
     Args:
         graph: the graph to edit.
-        write_back: whether mutation of inputs and buffers is allowed. Each is then written once, at the end of the
-            program.
+        write_back: True if the graph may mutate inputs and buffers. Each mutated input or buffer is then written once,
+            at the end of the program.
 
     Returns:
         The first operator that mutates shared memory or has no functional overload. None if the graph has no more
@@ -113,7 +113,7 @@ def functionalize_program(program: ExportedProgram) -> ExportedProgram:
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
         raise ModelError(f"in-place writes cannot be exported: {reason} Write to a copy: x.clone()") from error
-    functionalize(program.graph_module.graph)  # decompositions write in place again, for example that of lstm_cell
+    functionalize(program.graph_module.graph)  # some decompositions write in place, for example of lstm_cell
     drop_final_copies(program.graph)
     return program
 
@@ -202,7 +202,7 @@ def _is_aliased(
         node: the in-place operator.
         order: index of each node in the program.
         ignored_view: a view that is not checked.
-        allow_inputs: inputs and buffers of the program do not count as shared.
+        allow_inputs: if True, ``source`` may be an input or buffer of the program; its memory counts as not shared.
     """
     if not isinstance(source, Node) or not (source.op == "call_function" or allow_inputs):
         return True

@@ -1,8 +1,8 @@
 """Quantization of inputs at the boundary: one scale per input, and uint8 in place of int8.
 
 A concatenation gives all its operands one scale. An input that is also read elsewhere (a skip connection to a
-concatenation) therefore has two scales. The input is quantized once, with the smaller scale. Readers of the other scale
-read the requantized result.
+concatenation) therefore has two scales. The input is quantized once, with the smaller scale. Readers that need the
+larger scale read the requantized result.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def quantize_inputs_once(_method: str, program: ExportedProgram) -> ExportedProg
 def quantize_inputs_as_uint8(_method: str, program: ExportedProgram) -> ExportedProgram:
     """Quantize to uint8 each input that only int8 quantize operators with equal parameters read.
 
-    Inputs that the program writes stay. The scale is that of int8; the zero point is larger by 128. A transform pass of
-    an ``ExportRecipe``.
+    Inputs that the program writes are not changed. uint8 and int8 have the same scale; the zero point of
+    uint8 is larger by 128. A transform pass of an ``ExportRecipe``.
 
     Returns:
         ``program`` itself if it has no such input, else a copy.

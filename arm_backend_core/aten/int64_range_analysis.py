@@ -63,7 +63,7 @@ class IntervalAnalysis:
         return next((x for x in operands if isinstance(x, Node) and not fits_int32(self._inferred_interval(x))), None)
 
     def _inferred_interval(self, node: Node) -> Interval:
-        """The inferred interval of an operand, else the interval in its ``meta``, else that of int32."""
+        """The inferred interval of an operand, else the interval in its ``meta``, else the interval of int32."""
         return self._inferred.get(node, node.meta.get(INTERVAL, INT32))
 
     def _operand_interval(self, x: Any) -> Interval | None:
@@ -86,7 +86,7 @@ class IntervalAnalysis:
         return self._inferred.get(x, x.meta.get(INTERVAL, (limit.min, limit.max)))
 
     def _infer_result(self, node: Node) -> Interval | None:
-        """Infer the interval of a result from those of its operands. None if the operator has no rule.
+        """Infer the interval of a result from the intervals of its operands. None if the operator has no rule.
 
         Args:
             node: the operator, or the ``getitem`` that selects one of its results.

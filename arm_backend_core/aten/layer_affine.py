@@ -57,7 +57,7 @@ class ChannelAffine:
         return ChannelAffine(*(None if x is None else function(x) for x in (self.gain, self.offset)))
 
     def followed_by(self, other: ChannelAffine) -> ChannelAffine:
-        """The function that applies ``other`` to the result of this one."""
+        """Return the composition: apply this function, then ``other``."""
         gain, offset = self.gain, self.offset
         if other.gain is not None:
             gain = other.gain if gain is None else gain * other.gain
@@ -90,7 +90,7 @@ def fold_into_producer(constants: Constants, layer: Node, affine: ChannelAffine,
         return "the layer before it has weights that the graph computes or writes"
     result, kernel, weight_axis = layer.meta["val"], weight.meta["val"], record.weight_axis(layer)
     if axis % result.dim() != result.dim() - kernel.dim() + 1:
-        return "its channels are not those of the layer before it"
+        return "its channels are not the output channels of the layer before it"
     if kernel.shape[weight_axis] != result.shape[axis]:
         return "the transposed convolution before it has groups"
     new_bias = None if bias is None else constants.value(bias)

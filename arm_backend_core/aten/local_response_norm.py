@@ -1,8 +1,8 @@
 """Local response normalization, x / (k + alpha * mean(x * x))**beta, without a pooling over channels or a division.
 
 ``F.local_response_norm`` averages over windows of channels by a pooling of [N, 1, C, H, W]. The channels are then rows,
-and an NPU stores each element with the padding of 16 channels: 20.4 MiB of SRAM for 64 channels of 32x32 pixels on U55.
-A 1x1 convolution with a band matrix computes the same averages from [N, C, H, W].
+and an NPU pads each element to 16 channels: 20.4 MiB of SRAM for 64 channels of 32x32 pixels on U55. A 1x1 convolution
+with a band matrix computes the same averages from [N, C, H, W].
 
 A product with the power -beta takes one table and one operation; a division takes more than 20 operations. With both
 changes, 64 channels of 32x32 pixels between two convolutions take 0.26 instead of 3.5 million cycles, and 192 KiB of
@@ -50,8 +50,8 @@ class _Windows:
 def rewrite_local_response_norms(module: GraphModule) -> None:
     """Rewrite averages over windows of channels to convolutions, and the divisions that follow to products.
 
-    The divisor is (k + alpha * average)**beta. A division is rewritten only if the average is one of squares, and k,
-    alpha and beta are positive.
+    The divisor is (k + alpha * average)**beta. A division is rewritten only if the average is an average of squares,
+    and k, alpha and beta are positive.
     """
     means_of_squares = _channel_windows_to_convolutions(module)
     for node in module.graph.find_nodes(op="call_function", target=aten.div.Tensor):

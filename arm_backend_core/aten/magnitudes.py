@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 def simplify_squared_magnitudes(module: GraphModule) -> bool:
-    """Replace the squares of each magnitude that is only squared; returns whether the graph changed."""
+    """If only squares read a magnitude, replace the squares; returns whether the graph changed."""
     groups: dict[Any, list[Node]] = {}
     for node in module.graph.nodes:
         if node.target is aten.hypot.default or (node.target is aten.abs.default and is_complex(node.args[0])):

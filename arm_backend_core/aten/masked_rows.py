@@ -51,7 +51,7 @@ def zero_masked_rows(module: GraphModule) -> None:
             rows = finder.insert(node, aten.all.dim, masked, -1 if is_last else dim % len(shape), True)
         if rows not in finder.constants or bool(finder.value(rows).any()):
             for number, nodes in readers.items():
-                _select_number(node, rows, number, nodes, is_last=is_last)
+                _fill_masked_rows(node, rows, number, nodes, is_last=is_last)
 
 
 def _group_nan_replacements(node: Node) -> dict[float, list[Node]]:
@@ -64,10 +64,11 @@ def _group_nan_replacements(node: Node) -> dict[float, list[Node]]:
     return groups
 
 
-def _select_number(weights: Node, rows: Node, number: float, readers: list[Node], *, is_last: bool) -> None:
-    """Let ``readers`` read a number in ``rows`` of the attention weights.
+def _fill_masked_rows(weights: Node, rows: Node, number: float, readers: list[Node], *, is_last: bool) -> None:
+    """Replace ``rows`` of the attention weights by ``number``, for ``readers``.
 
-    If the only reader is a matrix product of the weights, its readers get the number in these rows of the product.
+    If the only reader of the weights is a matrix product, the rows of the product are replaced instead, for all readers
+    of the product.
     """
     result, (user, *others) = weights, weights.users
     if is_last and not others and user.target in _MATMULS and user.args[0] is weights:
@@ -169,7 +170,7 @@ class _MaskFinder:
         return isinstance(factor, (int, float)) and factor > 0
 
     def _is_negative_infinity(self, x: Any, *, every: bool = True) -> bool:
-        """Whether ``x`` is the number -inf, or a constant whose elements are -inf: all, or if not ``every``, any."""
+        """Whether ``x`` is the number -inf, or a constant of which all elements (or any, if not ``every``) are -inf."""
         if isinstance(x, Node):
             if x not in self._float_constants or not is_float(x):
                 return False

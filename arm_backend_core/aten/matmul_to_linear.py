@@ -62,7 +62,7 @@ class _Rewriter:
     constants: Constants
 
     def rewrite(self, node: Node) -> None:
-        """Replace ``node`` if exactly one of its operands is constant and layers can have it as their weights."""
+        """Replace ``node`` if exactly one operand is constant, and this operand can be the weight of linear layers."""
         left, right = cast("tuple[Node, Node]", node.args[:2])
         if (left in self.constants) == (right in self.constants) or not node.meta["val"].numel():
             return
@@ -71,10 +71,10 @@ class _Rewriter:
         matrix = self.constants.value(source)
         if x.meta["val"].dim() == 1 and matrix.dim() > 2:
             return
-        if is_left:  # the operands trade places, so they do not correspond to those of other time steps
+        if is_left:  # the operands trade places: they no longer correspond to the operands of other time steps
             node.meta.pop(TIMESTEP_SLOT, None)
         with self.module.graph.inserting_before(node):
-            result = self._product(node, x, source, matrix, is_left=is_left)
+            result = self._insert_product(node, x, source, matrix, is_left=is_left)
             if result is None:
                 return
             shape = list(node.meta["val"].shape)
@@ -82,15 +82,15 @@ class _Rewriter:
                 result = insert_call(node, aten.reshape.default, result, shape)
         replace_node(node, result)
 
-    def _product(self, node: Node, x: Node, source: Node, matrix: Tensor, *, is_left: bool) -> Node | None:
+    def _insert_product(self, node: Node, x: Node, source: Node, matrix: Tensor, *, is_left: bool) -> Node | None:
         """Insert ``x @ matrix`` or ``matrix @ x`` = (x.T @ matrix.T).T, up to added or missing dimensions of size 1."""
         weight = matrix[None] if matrix.dim() == 1 else matrix if is_left else matrix.transpose(-1, -2)
         transposes = is_left and x.meta["val"].dim() > 1
         rows = insert_call(node, aten.transpose.int, x, -2, -1) if transposes else x
-        result = self._layers(node, rows, source, weight)
+        result = self._insert_batched_layers(node, rows, source, weight)
         return insert_call(node, aten.transpose.int, result, -2, -1) if transposes and result is not None else result
 
-    def _layers(self, node: Node, x: Node, source: Node, weight: Tensor) -> Node | None:
+    def _insert_batched_layers(self, node: Node, x: Node, source: Node, weight: Tensor) -> Node | None:
         """Insert the product of x [.., in] with a weight [.., out, in]; one layer for each matrix of a batched weight.
 
         Returns:
@@ -99,7 +99,7 @@ class _Rewriter:
         """
         batch = [dim for dim in range(-weight.dim(), -2) if weight.shape[dim] > 1]
         if not batch:
-            return self._layer(node, x, source, weight.reshape(weight.shape[-2:]))
+            return self._insert_layer(node, x, source, weight.reshape(weight.shape[-2:]))
         dim, count, shape = batch[0], weight.shape[batch[0]], x.meta["val"].shape
         if len(batch) > 1 or count > _MAX_LAYERS or len(shape) < -dim or shape[dim] != count:
             return None
@@ -108,7 +108,7 @@ class _Rewriter:
         results = []
         for i, matrix in enumerate(weight.reshape(count, *weight.shape[-2:])):
             rows = insert_call(node, aten.slice.Tensor, x, dim, i, i + 1)
-            results.append(self._layer(node, rows, source, matrix))
+            results.append(self._insert_layer(node, rows, source, matrix))
         result = node.graph.call_function(aten.cat.default, (results, dim))
         first = results[0].meta["val"]
         size = list(first.shape)
@@ -116,7 +116,7 @@ class _Rewriter:
         result.meta = {**node.meta, "val": first.new_empty(size)}
         return result
 
-    def _layer(self, node: Node, x: Node, source: Node, weight: Tensor) -> Node:
+    def _insert_layer(self, node: Node, x: Node, source: Node, weight: Tensor) -> Node:
         parts = [weight]
         if self.has_int16_activations(node) and not self.constants.depends_on_parameter(source):
             parts = _split_into_int8_terms(weight)

@@ -40,7 +40,7 @@ Array = np.ndarray[Any, Any]
 #: Maximum number of elements of a one-hot matrix, the weight of a layer. 400 rows of 32 elements to 100 positions take
 #: 24,336 cycles on U55-128 and 11,760 on U85-256; gathers take 319,244 and 124,902.
 _MAX_WEIGHTS = 1 << 18
-#: Maximum number of gathers in a sum, each of which adds a rounding error, and of elements that they read in total.
+#: Maximum number of gathers in a sum (each gather adds a rounding error), and of elements that all gathers read.
 #: 16,384 elements take 211,424 cycles on U55-128 and 121,742 on U85-256.
 _MAX_GATHERS, _MAX_GATHERED_ELEMENTS = 8, 1 << 16
 _MAX_RUNS = 256  #: maximum number of SLICEs that replace the gathers on targets without GATHER
@@ -54,7 +54,7 @@ _PRODUCTS_PER_PAIR = 64  #: products of a quantized one-hot matrix that take the
 def rewrite_scatter_adds(
     module: GraphModule, hardware: Hardware, tensors: Mapping[Node, Tensor] | None = None, *, quantized: bool = False
 ) -> bool:
-    """Rewrite floating-point scatter-adds at constant indices. Mark the others that the CPU computes in less time.
+    """Rewrite floating-point scatter-adds at constant indices; mark others that the CPU computes in less time.
 
     Args:
         module: the module to edit.
@@ -98,7 +98,7 @@ class _ScatterAdd:
         positions: number of positions.
         trailing: number of elements of the dimensions after the indexed ones.
         alpha: factor of the rows.
-        has_mask_per_element: whether the decomposition has a mask for each element, not for each row.
+        has_mask_per_element: True if the decomposition has a mask for each element of a row, not one mask for the row.
     """
 
     x: Node
@@ -114,7 +114,7 @@ class _ScatterAdd:
 
 
 def _refuse_decomposition(scatter: _ScatterAdd, hardware: Hardware, *, quantized: bool) -> Unsupported | None:
-    """The reason why the CPU takes less time than a decomposition, None if it takes more."""
+    """Return the reason why a decomposition would take more time than the CPU; None if it would take less."""
     vectors, pairs = scatter.leading * scatter.trailing, scatter.rows * scatter.positions
     if scatter.has_mask_per_element or not quantized:
         pairs *= vectors
@@ -127,7 +127,7 @@ def _refuse_decomposition(scatter: _ScatterAdd, hardware: Hardware, *, quantized
         return None
     return Unsupported(
         f"it adds {scatter.rows} elements at {scatter.positions} positions: without a scatter operator, it would take "
-        f"{pairs} masked elements (at most {limit}), and the CPU is faster"
+        f"{pairs} mask elements (at most {limit}), and the CPU is faster"
     )
 
 

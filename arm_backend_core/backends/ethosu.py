@@ -116,9 +116,10 @@ def _describe_size_mismatch(
 
 
 def _allocate_unused_inputs(vela_result: dict[str, Any], unused_inputs: Mapping[int, tuple[int, int]]) -> None:
-    """Insert unused inputs into Vela's list of inputs, and allocate them after the others in scratch, 16-byte aligned.
+    """Insert unused inputs into Vela's list of inputs, and allocate them in scratch after the other inputs.
 
-    Direct Drive programs have separate regions for inputs. Their unused inputs are not allocated (address -1).
+    Addresses are multiples of 16 bytes. Direct Drive programs have separate regions for inputs. Their unused inputs are
+    not allocated (address -1).
     """
     has_io_regions = any(region > 2 for *_, region in (*vela_result["inputs"], *vela_result["outputs"]))
     for index, (count, size) in sorted(unused_inputs.items()):

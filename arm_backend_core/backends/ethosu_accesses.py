@@ -15,7 +15,7 @@ ELEMENTWISE_COMMAND = 6
 WEIGHT_REGION_REGISTERS = (296, 297)
 #: Registers of the base of weights, then of scales, of up to two cores. The length register of each follows its base.
 WEIGHT_BASE_REGISTERS = (0x420, 0x490, 0x422, 0x492)
-#: Length of the accesses of a DMA of several rows. They count as accesses to all memory from their first byte on.
+#: Assumed length of the accesses of a DMA of several rows: all memory from the first byte on.
 UNKNOWN_LENGTH = 1 << 40
 _SOURCE_REGION, _DESTINATION_REGION, _SOURCE_ADDRESS, _DESTINATION_ADDRESS, _LENGTH = DMA_REGISTERS
 

@@ -41,8 +41,8 @@ class NpuKernel(NamedTuple):
         word_index: position of its command.
         weights: ranges [start, end) of the constants that it reads as weights and scales; adjacent ranges are merged.
             Empty if it reads none, or if some are in another region.
-        dma_bytes: bytes of constants that the DMAs between the previous kernel and this one copy. DMAs of lookup
-            tables do not count, because tables are small.
+        dma_bytes: bytes of constants that DMAs copy between the previous kernel and this kernel. DMAs of lookup tables
+            are not counted, because tables are small.
     """
 
     word_index: int
@@ -69,7 +69,7 @@ class _CommandAccesses(NamedTuple):
 
     first: int
     last: int
-    #: Each access, and whether the command overwrites all its bytes without reading them.
+    #: (access, True if the command overwrites all bytes of the access without reading them).
     spans: list[tuple[MemoryAccess, bool]]
 
 

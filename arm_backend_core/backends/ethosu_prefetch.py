@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 #: Minimum saving of all splits together, as a fraction of the program's cycles. Encoding the weights again costs
 #: compile time.
 _MIN_SLICING_GAIN = 0.01
-#: Minimum time that a convolution waits for flash, as a fraction of that saving. Convolutions that wait less are not
-#: split.
+#: Minimum time that a convolution waits for flash, as a fraction of the minimum saving (``_MIN_SLICING_GAIN``).
+#: Convolutions that wait less are not split.
 _MIN_GAIN_PART = 0.1
 
 
@@ -189,7 +189,7 @@ def _estimate_cycles_per_byte(vela_result: dict[str, Any], slots: Sequence[Slot]
     """Cycles per byte of flash and of SRAM.
 
     The rate of flash is the minimum over the slots with weights, because a kernel that reads its weights repeatedly has
-    a higher ratio of cycles to bytes. The rate of SRAM is that of all accesses of the program.
+    a higher ratio of cycles to bytes. The rate of SRAM is the average over all accesses of the program.
     """
     use = vela_result["memories"]["Sram"]
     sram = use["cycles"] / max(use["read"] + use["written"], 1)

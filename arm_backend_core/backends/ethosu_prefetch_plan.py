@@ -1,4 +1,4 @@
-"""Plan of the weight prefetch (``ethosu_prefetch``): which weights to copy, where to, and beside which earlier kernels.
+"""Plan of the weight prefetch (``ethosu_prefetch``): which weights to copy, where to, and during which earlier kernels.
 
 Copies are divided into two classes by the cycles that they save per byte. The class that saves more is placed first.
 Several limits between the classes are tried, and the best placement is kept. In each class, copies are placed by
@@ -82,7 +82,7 @@ class Slot:
 class Piece(NamedTuple):
     """A DMA that starts with slot ``slot`` and copies bytes [start, end) of the weights.
 
-    The offsets count all ranges of the weights, one after the other.
+    ``start`` and ``end`` are offsets in the concatenation of all ranges of the weights.
     """
 
     slot: int
@@ -158,7 +158,7 @@ class PrefetchPlanner:
         low, high = min(density.values(), default=0.0), max(density.values(), default=0.0)
         # Weights that save at least ``limit`` cycles per byte come first.
         limits = sorted({low + part * (high - low) for part in _DENSITY_LIMITS}) if candidates else []
-        # Limits without a candidate between them give the same order, whose placement is computed once.
+        # Limits with no candidate between them give equal orders. Each different order is placed once.
         orders = dict.fromkeys(tuple(sorted(candidates, key=lambda index: density[index] < limit)) for limit in limits)
         return max(map(self._place, orders), key=self.saved_cycles, default=[])
 
@@ -243,7 +243,7 @@ def _first_free_slot(busy: np.ndarray, reader: int) -> np.ndarray:
     """The first slot that a copy may start with, for each granule; ``reader`` for a granule that cannot be used.
 
     The copy's DMA starts after the slot's first kernel, and ends before ``reader`` runs. A granule must be free from
-    the slot before the copy's first slot on, until the reader has certainly ended.
+    one slot before the copy's first slot until the reader has certainly ended.
     """
     import numpy as np
 

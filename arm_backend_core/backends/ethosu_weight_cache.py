@@ -118,7 +118,7 @@ def add_tensor_row(vela_result: dict[str, Any], layer: str, address: int, length
 def _update_tables_if_profitable(
     vela_result: dict[str, Any], const_memory: str, layers: list[str], length: int
 ) -> bool:
-    """Move the reads of ``layers`` to SRAM in the tables if that saves more than ``length`` cycles; return whether."""
+    """If it saves over ``length`` cycles, move the reads of ``layers`` to SRAM in the tables and return True."""
     header, rows = vela_result["tables"]["perf"]
     uses = [vela_result["memories"][name] for name in (const_memory, "Sram")]
     const_cycles, sram_cycles = (round(length * use["cycles"] / max(use["read"] + use["written"], 1)) for use in uses)
@@ -153,7 +153,7 @@ def redirect_weight_reads(
     Args:
         stream: Vela's stream.
         copies: the copies, and their DMAs.
-        words: words before the stream's commands.
+        words: words to insert before the stream's commands.
 
     Returns:
         The new stream, and {word index in Vela's stream: word index in the new stream}.

@@ -71,7 +71,7 @@ class PlannedScratch:
         argument: index of an input, or number of inputs plus index of an output. The memory plan puts this tensor at
             its offset in the scratch, so that its address gives the address of the scratch.
         end: offset of the end of the scratch in the planned memory, in bytes. If the delegate is called several times,
-            each call has its own scratch, and this is the largest of their ends.
+            each call has its own scratch, and ``end`` is the largest of the calls' ends.
     """
 
     argument: int

@@ -30,10 +30,10 @@ class OperationEstimate:
         macs: multiply-accumulates.
         staging_bytes: bytes of the staging memory in use while it runs.
         memory_cycles: cycles per memory, as (name, cycles).
-        commands: byte offsets of the commands that start it, relative to the first command. The commands between the
-            previous operation's start and its own belong to it too.
-        part_of: index of the operation that this one is fused into; the cycles of that operation include those of this
-            one. None if this operation is not fused.
+        commands: byte offsets of the commands that start it, relative to the first command. The commands since the
+            start of the previous operation belong to this operation too.
+        part_of: index of the operation into which Vela fuses this operation; the cycles of the former include the
+            cycles of the latter. None if this operation is not fused.
     """
 
     operator: str
@@ -77,7 +77,7 @@ class VelaEstimates:
 
     They equal what Vela's command line prints, with two exceptions. If this project copies weights to SRAM
     (``ethosu_weight_cache``, ``ethosu_prefetch``), the estimates include the copies. If one inference calls the
-    delegate several times, cycles, accesses and MACs are those of all calls (``call_counts``).
+    delegate several times, cycles, accesses and MACs are sums over all calls (``call_counts``).
 
     Attributes:
         npu_cycles: cycles of the NPU.
@@ -96,9 +96,9 @@ class VelaEstimates:
         accelerator, system_config, memory_mode: the configuration that the delegate was compiled for.
         placed: allocation of tensors in working memory.
         scratch_bytes: scratch that the firmware must provide, without fast scratch.
-        scratch_memory: memory that holds it, "Sram" or "Dram".
-        constant_bytes: constants of the NPU, with the command stream.
-        constant_memory: memory that holds them: "OffChipFlash", "Dram", or "OnChipFlash", which is SRAM.
+        scratch_memory: memory that holds the scratch, "Sram" or "Dram".
+        constant_bytes: bytes of the NPU's constants and of the command stream.
+        constant_memory: memory that holds the constants: "OffChipFlash", "Dram", or "OnChipFlash", which is SRAM.
         performance: (total cycles, bytes of SRAM) of the performance program, if this program replaces it because
             it needs less RAM.
     """

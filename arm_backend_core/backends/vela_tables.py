@@ -33,7 +33,7 @@ def read_allocations(tables: Tables) -> tuple[TensorAllocation, ...]:
 
 
 def operation_ticks(results: Iterable[Sequence[str]], allocations: Sequence[TensorAllocation]) -> Iterator[int]:
-    """The time of each NPU operation on Vela's clock: two ticks after the previous one, except within a cascade.
+    """The time of each NPU operation on Vela's clock: two ticks after the previous operation, except within a cascade.
 
     Args:
         results: names of the results of each operation, in execution order.

@@ -1,10 +1,10 @@
 """8-bit integers that a program reads as real numbers: dequantize them from int8, without a float32 tensor.
 
 The kernels read int8. A cast of int8 to floating point becomes a dequantize operator with scale 1 and zero point 0,
-which a kernel absorbs. uint8 becomes int8 by subtracting 128 from the integers and from the zero point: a cast of
-ExecuTorch's portable library keeps the bits, and a look-up table flips the highest one. For 27,648 elements on a
-Cortex-M55 the estimate is 1.0 million cycles; with an exclusive or of the portable library instead of the table it is
-1.9 million.
+which a kernel absorbs. uint8 becomes int8 by subtracting 128 from the integers and from the zero point. Two
+operators compute the integers: a cast of ExecuTorch's portable library, which keeps the bits, and a look-up table,
+which flips the highest bit. For 27,648 elements on a Cortex-M55, the estimate is 1.0 million cycles. With the portable
+library's exclusive or instead of the table, the estimate is 1.9 million.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def is_cast_from_8_bits(node: Node) -> bool:
 
 
 def replace_casts_by_dequantize(graph: Graph, emit: Emitter) -> None:
-    """Replace casts from int8 and uint8 to floating point, and dequantize operators of uint8, by those of int8.
+    """Replace casts from int8 and uint8 to float, and dequantize operators of uint8, by dequantize operators of int8.
 
     A dequantize operator of uint8 is replaced if it is per tensor, with the limits 0 and 255. A node is left unchanged
     if no quantize operator reads it, because no kernel reads its integers then.

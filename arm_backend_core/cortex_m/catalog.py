@@ -1,4 +1,4 @@
-"""Look-up of the ``cortex_m`` kernels, whose families it imports."""
+"""Look-up of ``cortex_m`` kernels by name. Importing this module registers the kernels of all families."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def kernel_operator(name: str) -> OpOverload:
 
 
 class _Packet(OpOverloadPacket):
-    """The overloads of an operator: the registered overloads, else those of ``create_unregistered``."""
+    """The overloads of an operator: the registered overloads, else the overloads that ``create_unregistered`` made."""
 
     def create_unregistered(self, overload: str, schema: str, function: Callable[..., Tensor]) -> OpOverload:
         """Create an overload without registering it."""

@@ -48,7 +48,7 @@ class Emitter:
         self._position, self._meta = position, {key: value for key, value in origin.meta.items() if key != "val"}
 
     def call_kernel(self, name: str, *arguments: Any) -> Node:
-        """Call a kernel; ``arguments`` are those of its schema without the scratch tensors. The result is int8.
+        """Call a kernel; ``arguments`` are the arguments of its schema without the scratch tensors. The result is int8.
 
         Raises:
             KernelLimitation: CMSIS-NN's kernel cannot compute these arguments (``Kernel.find_limitation``).

@@ -66,7 +66,7 @@ def _shape(node: Node) -> Shape:
 
 
 def _largest_shape(tensor: torch.Tensor) -> Shape:
-    """The shape of a tensor, with the upper bounds of sizes that depend on data. The memory plan has these too."""
+    """The shape of a tensor, with upper bounds of sizes that depend on data. The memory plan uses these bounds too."""
     from executorch.exir.sym_util import eval_upper_bound
 
     return tuple(map(eval_upper_bound, tensor.shape))

@@ -1,95 +1,101 @@
 """Instructions of the steps of CPU kernels, mostly counted by execution.
 
 The kernels of CMSIS-NN 7, compiled by GCC 12.2 with -Ofast, were executed in QEMU, which counts instructions
-(``-icount shift=0``), for 110 shapes and four machine codes: Cortex-M0, M3, M4 and M55. The numbers are the
+(``-icount shift=0``), for 110 shapes and the four code variants (on Cortex-M0, M3, M4 and M55). The numbers are the
 coefficients of linear functions of the shapes, fitted to these counts; ``tests/cortex_m/cost/test_kernels.py`` has some
 of the counts. Numbers without a measurement are marked as rough.
 """
 
 from __future__ import annotations
 
-from arm_backend_core.cortex_m.cost.processors import Counts
+from arm_backend_core.cortex_m.cost.processors import PerCodeVariant
 
 #: Number of products that MVE code computes for a result at once: the int8 lanes of a vector.
 MVE_LANES = 16
 
 # -- matrix products: per product (MVE: per vector of 16), and per result (requantization, saturation, store)
-CONVOLUTION_RESULT = Counts(98, 38, 44, 14)
-CONVOLUTION_PRODUCT = Counts(6.03, 2.52, 1.63, 2.8)
+CONVOLUTION_RESULT = PerCodeVariant(98, 38, 44, 14)
+CONVOLUTION_PRODUCT = PerCodeVariant(6.03, 2.52, 1.63, 2.8)
 #: 1x1 convolutions read the input without a copy. DSP code reads two products per load.
-POINTWISE_PRODUCT = Counts(6.03, 2.52, 1.44, 2.8)
+POINTWISE_PRODUCT = PerCodeVariant(6.03, 2.52, 1.44, 2.8)
 #: Copy of the inputs of one pixel (im2col): per tap of the window, and per input (DSP code extends to int16).
-IM2COL_TAP = Counts(92, 58, 58, 26)
-IM2COL_INPUT = Counts(7.9, 5.2, 2.5, 0)
+IM2COL_TAP = PerCodeVariant(92, 58, 58, 26)
+IM2COL_INPUT = PerCodeVariant(7.9, 5.2, 2.5, 0)
 #: Number of pixels whose results are computed together. Remaining pixels cost ``SINGLE_PIXEL_PRODUCT`` per product.
-PIXELS_TOGETHER = Counts(2, 2, 2, 4)
-SINGLE_PIXEL_PRODUCT = Counts(11, 6.7, 5.1, 7.3)
+PIXELS_TOGETHER = PerCodeVariant(2, 2, 2, 4)
+SINGLE_PIXEL_PRODUCT = PerCodeVariant(11, 6.7, 5.1, 7.3)
 
-LINEAR_RESULT = Counts(100, 46, 52, 14)
-LINEAR_PRODUCT = Counts(6.03, 3.37, 1.87, 7.5)
-MATMUL_RESULT = Counts(103, 39, 54, 17.5)
-MATMUL_PRODUCT = Counts(11.2, 4.4, 1.94, 9.3)
+LINEAR_RESULT = PerCodeVariant(100, 46, 52, 14)
+LINEAR_PRODUCT = PerCodeVariant(6.03, 3.37, 1.87, 7.5)
+MATMUL_RESULT = PerCodeVariant(103, 39, 54, 17.5)
+MATMUL_PRODUCT = PerCodeVariant(11.2, 4.4, 1.94, 9.3)
 
 # -- depthwise convolution: per result, per tap of a result, per pixel, per tap of a pixel
-DEPTHWISE_RESULT = Counts(225, 132, 59, 6.2)
-DEPTHWISE_PRODUCT = Counts(30, 12.5, 6.4, 1.19)
-DEPTHWISE_PIXEL = Counts(0, 0, 0, 115)
-DEPTHWISE_TAP = Counts(0, 0, 38, 12.8)
+DEPTHWISE_RESULT = PerCodeVariant(225, 132, 59, 6.2)
+DEPTHWISE_PRODUCT = PerCodeVariant(30, 12.5, 6.4, 1.19)
+DEPTHWISE_PIXEL = PerCodeVariant(0, 0, 0, 115)
+DEPTHWISE_TAP = PerCodeVariant(0, 0, 38, 12.8)
 #: Window of 3x3 and padding of at most 1, without MVE: all nine taps are unrolled.
-DEPTHWISE_3X3_RESULT = Counts(337, 87, 76, 17)
-DEPTHWISE_3X3_PIXEL = Counts(72, 77, 99, 230)
+DEPTHWISE_3X3_RESULT = PerCodeVariant(337, 87, 76, 17)
+DEPTHWISE_3X3_PIXEL = PerCodeVariant(72, 77, 99, 230)
 #: Depthwise convolution with dilation, several batches or several results per channel. If the number of results per
 #: channel is a multiple of four, the code computes four of them at once.
-GENERIC_DEPTHWISE_RESULT = Counts(60, 30, 30, 30)
-GENERIC_DEPTHWISE_PRODUCT = Counts(50, 24, 25, 24)
-GENERIC_DEPTHWISE_PRODUCT_BY_FOUR = Counts(13.3, 6.7, 7, 7)
+GENERIC_DEPTHWISE_RESULT = PerCodeVariant(60, 30, 30, 30)
+GENERIC_DEPTHWISE_PRODUCT = PerCodeVariant(50, 24, 25, 24)
+GENERIC_DEPTHWISE_PRODUCT_BY_FOUR = PerCodeVariant(13.3, 6.7, 7, 7)
 
 # -- transposed convolution that adds each input to its results: per product, per tap of a result channel (MVE: for each
 #    vector of inputs), per result
-TRANSPOSE_CONV_PRODUCT = Counts(7.9, 3.6, 2.44, 0)
-TRANSPOSE_CONV_TAP = Counts(19.5, 14.1, 12.4, 22)
-TRANSPOSE_CONV_RESULT = Counts(109, 45, 46, 15)
+TRANSPOSE_CONV_PRODUCT = PerCodeVariant(7.9, 3.6, 2.44, 0)
+TRANSPOSE_CONV_TAP = PerCodeVariant(19.5, 14.1, 12.4, 22)
+TRANSPOSE_CONV_RESULT = PerCodeVariant(109, 45, 46, 15)
 
 # -- per element
-ADD = Counts(236, 84, 81, 13.8)
-MUL = Counts(89, 30, 36, 6.8)
-#: Rough: two conversions to float, a division and a quantization. MVE code divides one by one.
-DIV_WITH_FPU, DIV_WITHOUT_FPU = 70, Counts(850, 420, 420, 70)
-MINIMUM = Counts(12, 8, 8, 1.15)
-#: The gather load of MVE takes a cycle per lane (Cortex-M55 Software Optimization Guide): counted as instructions.
-TABLE = Counts(9, 6, 6, 1.3)
-#: The MVE code of softmax does not compile with GCC 12.2. Its number is about a fourth of that of the scalar code,
-#: because it computes four lanes.
-SOFTMAX = Counts(1950, 520, 522, 140)
+ADD = PerCodeVariant(236, 84, 81, 13.8)
+MUL = PerCodeVariant(89, 30, 36, 6.8)
+#: Rough: two conversions to float, a division and a quantization. MVE code divides element by element.
+DIV_WITH_FPU, DIV_WITHOUT_FPU = 70, PerCodeVariant(850, 420, 420, 70)
+MINIMUM = PerCodeVariant(12, 8, 8, 1.15)
+#: The gather load of MVE takes a cycle per lane (Cortex-M55 Software Optimization Guide). These cycles are counted as
+#: instructions.
+TABLE = PerCodeVariant(9, 6, 6, 1.3)
+#: The MVE code of softmax does not compile with GCC 12.2. The number for MVE is assumed: about a fourth of the number
+#: for scalar code, because MVE code computes four lanes at once.
+SOFTMAX = PerCodeVariant(1950, 520, 522, 140)
 
 # -- pooling: per result, per tap of a result, per pixel, per tap of a pixel
 MAXIMUM_POOL = (
-    Counts(-10, 4.2, 4.2, 0.1),
-    Counts(40.6, 7.5, 7.5, 1.08),
-    Counts(130, 66, 66, 46),
-    Counts(30, 21, 21, 15.4),
+    PerCodeVariant(-10, 4.2, 4.2, 0.1),
+    PerCodeVariant(40.6, 7.5, 7.5, 1.08),
+    PerCodeVariant(130, 66, 66, 46),
+    PerCodeVariant(30, 21, 21, 15.4),
 )
-AVERAGE_POOL = (Counts(154, 66, 13, 11), Counts(18.7, 11.2, 6, 1.1), Counts(115, 23, 77, 50), Counts(0, 0, 16, 0))
+AVERAGE_POOL = (
+    PerCodeVariant(154, 66, 13, 11),
+    PerCodeVariant(18.7, 11.2, 6, 1.1),
+    PerCodeVariant(115, 23, 77, 50),
+    PerCodeVariant(0, 0, 16, 0),
+)
 
 # -- data movement: per element, and per run of elements that stay together
-TRANSPOSE = Counts(7.8, 5.7, 5.7, 4.8)
-TRANSPOSE_MATRIX = Counts(6.2, 5.1, 5.1, 1.9)
-COPY = Counts(0.85, 0.56, 0.56, 0.2)
-COPY_RUN = Counts(55, 31, 31, 33.5)
-PAD_ROW = Counts(120, 90, 90, 25)
+TRANSPOSE = PerCodeVariant(7.8, 5.7, 5.7, 4.8)
+TRANSPOSE_MATRIX = PerCodeVariant(6.2, 5.1, 5.1, 1.9)
+COPY = PerCodeVariant(0.85, 0.56, 0.56, 0.2)
+COPY_RUN = PerCodeVariant(55, 31, 31, 33.5)
+PAD_ROW = PerCodeVariant(120, 90, 90, 25)
 
 # -- quantize and dequantize: per element
-QUANTIZE_WITH_FPU, QUANTIZE_WITHOUT_FPU = Counts(40, 40, 40, 2), Counts(257, 142, 142, 142)
-DEQUANTIZE_WITH_FPU, DEQUANTIZE_WITHOUT_FPU = Counts(8, 8, 8, 1.5), Counts(172, 64, 64, 64)
+QUANTIZE_WITH_FPU, QUANTIZE_WITHOUT_FPU = PerCodeVariant(40, 40, 40, 2), PerCodeVariant(257, 142, 142, 142)
+DEQUANTIZE_WITH_FPU, DEQUANTIZE_WITHOUT_FPU = PerCodeVariant(8, 8, 8, 1.5), PerCodeVariant(172, 64, 64, 64)
 
 # -- ExecuTorch's portable kernels of other operators: per element of the result
 #: Arithmetic of two float32: an addition and a product were measured, with the FPU and as library calls. Index
 #: arithmetic of the portable kernels is rough.
-FLOAT_WITH_FPU, FLOAT_WITHOUT_FPU = 26, Counts(233, 113, 113, 113)
+FLOAT_WITH_FPU, FLOAT_WITHOUT_FPU = 26, PerCodeVariant(233, 113, 113, 113)
 #: A function such as the exponential (measured: newlib's ``expf``), and rough index arithmetic.
-FUNCTION_WITH_FPU, FUNCTION_WITHOUT_FPU = 100, Counts(2400, 1130, 1130, 1130)
+FUNCTION_WITH_FPU, FUNCTION_WITHOUT_FPU = 100, PerCodeVariant(2400, 1130, 1130, 1130)
 #: A product of a float convolution or matrix product: rough, two loads, a multiplication, an addition and indices.
-FLOAT_PRODUCT_WITH_FPU, FLOAT_PRODUCT_WITHOUT_FPU = 10, Counts(220, 100, 100, 100)
+FLOAT_PRODUCT_WITH_FPU, FLOAT_PRODUCT_WITHOUT_FPU = 10, PerCodeVariant(220, 100, 100, 100)
 #: An element that a portable kernel moves by itself (permutation, selection): rough.
 PORTABLE_MOVE = 25
 #: A call: the runtime's dispatch, checks of the arguments and the kernel's preparation: rough.

@@ -13,7 +13,7 @@ from typing import Any
 
 from arm_backend_core.cortex_m.catalog import KERNELS, find_kernel
 from arm_backend_core.cortex_m.cost import instructions as per
-from arm_backend_core.cortex_m.cost.processors import CodeVariant, Counts, code_variant_of, has_fpu
+from arm_backend_core.cortex_m.cost.processors import CodeVariant, PerCodeVariant, code_variant_of, has_fpu
 from arm_backend_core.cortex_m.cost.work import Work
 from arm_backend_core.cortex_m.kernels.registry import Shape
 from arm_backend_core.targets.cortex_m import Processor
@@ -24,8 +24,8 @@ class Call:
     """A call of a kernel, with the shapes of its tensors.
 
     Attributes:
-        code: machine code.
-        has_fpu: whether there is a floating-point unit.
+        code: code variant of the kernel.
+        has_fpu: True if the processor has a floating-point unit.
         result: shape of the result.
         arguments: arguments of the kernel, shapes in the place of tensors.
     """
@@ -40,9 +40,9 @@ class Call:
         """Number of elements of the result."""
         return math.prod(self.result)
 
-    def count(self, counts: Counts) -> float:
-        """The number of ``counts`` for the machine code of this call."""
-        return counts.of(self.code)
+    def select(self, numbers: PerCodeVariant) -> float:
+        """The number for the code variant of this call."""
+        return numbers.of(self.code)
 
 
 _Function = Callable[[Call], Work]
@@ -84,18 +84,18 @@ def _inner_product_steps(code: CodeVariant, depth: int) -> int:
     return -(-depth // per.MVE_LANES) if code is CodeVariant.MVE else depth
 
 
-def _matrix_product(call: Call, pixels: int, depth: int, channels: int, product: Counts) -> float:
+def _matrix_product(call: Call, pixels: int, depth: int, channels: int, product: PerCodeVariant) -> float:
     """Instructions of a matrix product with requantization, of [pixels, depth] and [channels, depth]."""
-    together = int(call.count(per.PIXELS_TOGETHER))
+    together = int(call.select(per.PIXELS_TOGETHER))
     single = pixels % together
-    products = (pixels - single) * call.count(product) + single * call.count(per.SINGLE_PIXEL_PRODUCT)
-    results = pixels * channels * call.count(per.CONVOLUTION_RESULT)
+    products = (pixels - single) * call.select(product) + single * call.select(per.SINGLE_PIXEL_PRODUCT)
+    results = pixels * channels * call.select(per.CONVOLUTION_RESULT)
     return results + products * channels * _inner_product_steps(call.code, depth)
 
 
 def _convolution(call: Call, pixels: int, taps: int, inputs: int, channels: int) -> float:
     """Instructions of a convolution that copies the inputs of each pixel (im2col)."""
-    copies = pixels * taps * (call.count(per.IM2COL_TAP) + inputs * call.count(per.IM2COL_INPUT))
+    copies = pixels * taps * (call.select(per.IM2COL_TAP) + inputs * call.select(per.IM2COL_INPUT))
     return copies + _matrix_product(call, pixels, taps * inputs, channels, per.CONVOLUTION_PRODUCT)
 
 
@@ -122,12 +122,12 @@ def _depthwise(call: Call) -> Work:
     if multiplier != 1 or image[3] != channels or batch != 1 or set(dilation) != {1}:
         is_by_four = multiplier % 4 == 0
         product = per.GENERIC_DEPTHWISE_PRODUCT_BY_FOUR if is_by_four else per.GENERIC_DEPTHWISE_PRODUCT
-        return Work(macs, results * call.count(per.GENERIC_DEPTHWISE_RESULT) + macs * call.count(product))
+        return Work(macs, results * call.select(per.GENERIC_DEPTHWISE_RESULT) + macs * call.select(product))
     if call.code is not CodeVariant.MVE and tuple(weight[1:3]) == (3, 3) and max(padding) <= 1:
-        unrolled = results * call.count(per.DEPTHWISE_3X3_RESULT) + pixels * call.count(per.DEPTHWISE_3X3_PIXEL)
+        unrolled = results * call.select(per.DEPTHWISE_3X3_RESULT) + pixels * call.select(per.DEPTHWISE_3X3_PIXEL)
         return Work(macs, unrolled)
-    of_result = call.count(per.DEPTHWISE_RESULT) + taps * call.count(per.DEPTHWISE_PRODUCT)
-    of_pixel = call.count(per.DEPTHWISE_PIXEL) + taps * call.count(per.DEPTHWISE_TAP)
+    of_result = call.select(per.DEPTHWISE_RESULT) + taps * call.select(per.DEPTHWISE_PRODUCT)
+    of_pixel = call.select(per.DEPTHWISE_PIXEL) + taps * call.select(per.DEPTHWISE_TAP)
     return Work(macs, results * of_result + pixels * of_pixel)
 
 
@@ -140,9 +140,9 @@ def _transposed(call: Call) -> Work:
     if max(stride) <= 2 and inputs > 16:  # a convolution of the upsampled input (kernels/conv_scratch.py)
         return Work(macs, _convolution(call, pixels, taps, inputs, channels))
     adds = input_pixels * taps * channels * _adds_per_tap(call.code, inputs)
-    of_results = call.elements * call.count(per.TRANSPOSE_CONV_RESULT)
+    of_results = call.elements * call.select(per.TRANSPOSE_CONV_RESULT)
     return Work(
-        macs, macs * call.count(per.TRANSPOSE_CONV_PRODUCT) + adds * call.count(per.TRANSPOSE_CONV_TAP) + of_results
+        macs, macs * call.select(per.TRANSPOSE_CONV_PRODUCT) + adds * call.select(per.TRANSPOSE_CONV_TAP) + of_results
     )
 
 
@@ -161,13 +161,13 @@ def _matmul(call: Call) -> Work:
     return _rows_by_columns(call, call.arguments[0][2], per.MATMUL_RESULT, per.MATMUL_PRODUCT)
 
 
-def _rows_by_columns(call: Call, depth: int, result: Counts, product: Counts) -> Work:
-    steps = call.count(result) + _inner_product_steps(call.code, depth) * call.count(product)
+def _rows_by_columns(call: Call, depth: int, result: PerCodeVariant, product: PerCodeVariant) -> Work:
+    steps = call.select(result) + _inner_product_steps(call.code, depth) * call.select(product)
     return Work(call.elements * depth, call.elements * steps)
 
 
-def _elementwise(name: str, counts: Counts) -> None:
-    _FUNCTIONS[name] = lambda call: Work(0, call.elements * call.count(counts))
+def _elementwise(name: str, counts: PerCodeVariant) -> None:
+    _FUNCTIONS[name] = lambda call: Work(0, call.elements * call.select(counts))
 
 
 for _name, _counts in (
@@ -183,28 +183,28 @@ for _name, _counts in (
 
 @_work("quantized_div")
 def _div(call: Call) -> Work:
-    return Work(0, call.elements * (per.DIV_WITH_FPU if call.has_fpu else call.count(per.DIV_WITHOUT_FPU)))
+    return Work(0, call.elements * (per.DIV_WITH_FPU if call.has_fpu else call.select(per.DIV_WITHOUT_FPU)))
 
 
 @_work("quantize_per_tensor")
 def _quantize(call: Call) -> Work:
     counts = per.QUANTIZE_WITH_FPU if call.has_fpu else per.QUANTIZE_WITHOUT_FPU
-    return Work(0, call.elements * call.count(counts))
+    return Work(0, call.elements * call.select(counts))
 
 
 @_work("dequantize_per_tensor")
 def _dequantize(call: Call) -> Work:
     counts = per.DEQUANTIZE_WITH_FPU if call.has_fpu else per.DEQUANTIZE_WITHOUT_FPU
-    return Work(0, call.elements * call.count(counts))
+    return Work(0, call.elements * call.select(counts))
 
 
-def _pool(name: str, counts: tuple[Counts, Counts, Counts, Counts]) -> None:
+def _pool(name: str, counts: tuple[PerCodeVariant, PerCodeVariant, PerCodeVariant, PerCodeVariant]) -> None:
     of_result, of_tap, of_pixel, of_pixel_tap = counts
 
     def work(call: Call) -> Work:
         taps, pixels = math.prod(call.arguments[1]), math.prod(call.result[:3])
-        of_results = call.elements * (call.count(of_result) + taps * call.count(of_tap))
-        return Work(0, of_results + pixels * (call.count(of_pixel) + taps * call.count(of_pixel_tap)))
+        of_results = call.elements * (call.select(of_result) + taps * call.select(of_tap))
+        return Work(0, of_results + pixels * (call.select(of_pixel) + taps * call.select(of_pixel_tap)))
 
     _FUNCTIONS[name] = work
 
@@ -218,13 +218,13 @@ def _transpose(call: Call) -> Work:
     shape, order = call.arguments[:2]
     run = shape[-1] if order[-1] == len(shape) - 1 else 1
     if run > 1:
-        of_runs = call.elements // run * call.count(per.COPY_RUN)
-        return Work(0, of_runs + call.elements * call.count(per.COPY))
+        of_runs = call.elements // run * call.select(per.COPY_RUN)
+        return Work(0, of_runs + call.elements * call.select(per.COPY))
     counts = per.TRANSPOSE_MATRIX if len(shape) == 2 else per.TRANSPOSE
-    return Work(0, call.elements * call.count(counts))
+    return Work(0, call.elements * call.select(counts))
 
 
 @_work("pad")
 def _pad(call: Call) -> Work:
     rows = call.elements // max(math.prod(call.result[-2:]), 1)
-    return Work(0, rows * call.count(per.PAD_ROW) + call.elements * call.count(per.COPY))
+    return Work(0, rows * call.select(per.PAD_ROW) + call.elements * call.select(per.COPY))

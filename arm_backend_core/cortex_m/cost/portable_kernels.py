@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from arm_backend_core.cortex_m.cost import instructions as per
-from arm_backend_core.cortex_m.cost.processors import Counts, code_variant_of, has_fpu
+from arm_backend_core.cortex_m.cost.processors import PerCodeVariant, code_variant_of, has_fpu
 from arm_backend_core.cortex_m.cost.work import Work
 from arm_backend_core.cortex_m.kernels.registry import Shape
 from arm_backend_core.targets.cortex_m import Processor
@@ -62,11 +62,11 @@ def operator_work(name: str, processor: Processor, result: Shape, operands: Sequ
 def _depth(name: str, weights: Shape) -> int:
     """Number of products per element of the result.
 
-    It is the number of elements of one row of the weights [O, ...] of a convolution or a linear layer, and I for the
-    second factor [..., I, O] of a matrix product.
+    For a convolution or a linear layer with weights [O, ...], this is the number of weights of one output channel. For
+    a matrix product with second factor [..., I, O], this is I.
     """
     return math.prod(weights[1:]) if name in ("convolution", "linear") else weights[-2]
 
 
-def _choose(processor: Processor, with_fpu: float, without_fpu: Counts) -> float:
+def _choose(processor: Processor, with_fpu: float, without_fpu: PerCodeVariant) -> float:
     return with_fpu if has_fpu(processor) else without_fpu.of(code_variant_of(processor))

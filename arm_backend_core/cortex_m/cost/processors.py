@@ -1,4 +1,4 @@
-"""Processors of the cost model: the machine code that they execute, and their cycles per instruction."""
+"""Processors of the cost model: the code variant that they execute, and their cycles per instruction."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from arm_backend_core.targets.cortex_m import Isa, Processor
 
 
 class CodeVariant(Enum):
-    """Machine code of the kernels. A compiler generates one of these codes from a source file.
+    """Variant of the kernels' machine code: the instructions that the compiler may use.
 
-    The value is the position in ``Counts``.
+    The value is the position in ``PerCodeVariant``.
     """
 
     BASELINE = 0
@@ -26,8 +26,8 @@ class CodeVariant(Enum):
 
 
 @dataclass(frozen=True)
-class Counts:
-    """Instructions of one step of a kernel, or any number that depends on the machine code."""
+class PerCodeVariant:
+    """A number for each code variant, for example the instructions of one step of a kernel."""
 
     baseline: float
     mainline: float
@@ -39,15 +39,15 @@ class Counts:
         return (self.baseline, self.mainline, self.dsp, self.mve)[code.value]
 
 
-#: Processors without a floating-point unit. The unit is optional on the others, which are assumed to have it.
+#: Processors without a floating-point unit. The unit is optional on other processors, which are assumed to have it.
 _WITHOUT_FPU = ("cortex-m0", "cortex-m0plus", "cortex-m3", "cortex-m23")
-#: Processors whose code is ``CodeVariant.BASELINE``.
+#: Processors that execute ``CodeVariant.BASELINE``.
 _BASELINE = ("cortex-m0", "cortex-m0plus", "cortex-m23")
 
-#: Maximum number of int8 products per cycle, by code: one multiplication (Arm's Technical Reference Manuals; on M0, M0+
-#: and M23, with the fast multiplier), SMLAD with two products of int16, and two beats of four int8 products on M55 and
-#: M85.
-PEAK_MACS = Counts(1, 1, 2, 8)
+#: Maximum number of int8 MACs per cycle (Arm's Technical Reference Manuals). Baseline and mainline: 1 multiplication
+#: (on M0, M0+ and M23 with the fast multiplier). DSP: SMLAD computes 2 products of int16. MVE: 2 beats of 4 int8
+#: products on M55 and M85.
+PEAK_MACS = PerCodeVariant(1, 1, 2, 8)
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,13 @@ CYCLES_PER_INSTRUCTION: Mapping[str, CyclesPerInstruction] = {
     "cortex-m3": CyclesPerInstruction(1.47, _SAME_AS.format("Cortex-M4, which has the same pipeline")),
     "cortex-m4": CyclesPerInstruction(1.47, f"{_MEASURED}: {_TINY} 1.1, NUCLEO-L4R5ZI at 120 MHz, CMSIS-NN"),
     "cortex-m7": CyclesPerInstruction(
-        0.84, f"0.57 of Cortex-M4, as {_TINY} 1.1 has it for X-CUBE-AI on NUCLEO-H7A3ZI-Q and L4R5ZI"
+        0.84,
+        f"0.57 times the value of Cortex-M4: ratio of the cycles of X-CUBE-AI on NUCLEO-H7A3ZI-Q (M7) and "
+        f"NUCLEO-L4R5ZI (M4) in {_TINY} 1.1",
     ),
     "cortex-m23": CyclesPerInstruction(1.35, _SAME_AS.format("Cortex-M0+, which has as many pipeline stages")),
     "cortex-m33": CyclesPerInstruction(1.2, f"{_MEASURED}: {_TINY} 1.1, nRF5340 at 128 MHz, CMSIS-NN"),
-    "cortex-m35p": CyclesPerInstruction(1.2, _SAME_AS.format("Cortex-M33, whose pipeline it has")),
+    "cortex-m35p": CyclesPerInstruction(1.2, _SAME_AS.format("Cortex-M33, which has the same pipeline")),
     "cortex-m52": CyclesPerInstruction(
         1.35, _SAME_AS.format("Cortex-M55; it is a smaller processor, so this is optimistic")
     ),
@@ -93,7 +95,7 @@ CYCLES_PER_INSTRUCTION: Mapping[str, CyclesPerInstruction] = {
 
 
 def code_variant_of(processor: Processor) -> CodeVariant:
-    """The machine code that a processor executes."""
+    """The code variant that a processor executes."""
     if processor.isa is Isa.SCALAR:
         return CodeVariant.BASELINE if processor.cpu in _BASELINE else CodeVariant.MAINLINE
     return CodeVariant.DSP if processor.isa is Isa.DSP else CodeVariant.MVE

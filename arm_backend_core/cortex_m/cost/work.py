@@ -10,7 +10,8 @@ class Work:
     """Work of one kernel call.
 
     Attributes:
-        macs: multiply-accumulates of the operator, as for the NPU: those that the model defines.
+        macs: multiply-accumulates of the operator as the model defines it, counted as for the NPU. The kernel may
+            compute more products.
         instructions: estimated number of executed instructions.
     """
 

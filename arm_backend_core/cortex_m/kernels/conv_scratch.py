@@ -2,7 +2,7 @@
 
 Compiled by Arm Compiler 6, CMSIS-NN chooses other sizes for two kernels: 1x1 convolutions with stride 1 on processors
 with the DSP extension need 4 bytes per input channel, and depthwise convolutions of one input channel on MVE are
-computed as convolutions only above 8 output channels. The sizes here are those of other compilers.
+computed as convolutions only above 8 output channels. This module has the sizes for other compilers.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ _UPSAMPLED_CHANNELS = 16
 
 @dataclass(frozen=True)
 class ConvGeometry:
-    """Sizes of a convolution: (height, width) of its input, kernel and result, and its parameters in that order.
+    """Sizes of a convolution: (height, width) of the input, kernel and output; (vertical, horizontal) parameters.
 
-    ``input_channels`` are all channels of the input, ``kernel_channels`` those that one output channel reads.
+    ``input_channels`` is the number of channels of the input. ``kernel_channels`` is the number of input channels that
+    one output channel reads.
     """
 
     input: Sequence[int]
@@ -42,13 +43,13 @@ class ConvGeometry:
 
     @property
     def is_pointwise(self) -> bool:
-        """Whether CMSIS-NN takes it for a 1x1 convolution (``arm_nn_is_convolve_1x1``)."""
+        """Whether CMSIS-NN treats the convolution as a 1x1 convolution (``arm_nn_is_convolve_1x1``)."""
         sizes = (*self.kernel, *self.dilation)
         return self.has_one_group and set(sizes) == {1} and not any(self.padding)
 
     @property
     def is_1_x_n(self) -> bool:
-        """Whether CMSIS-NN takes it for a convolution of one row (``arm_nn_is_convolve_1_x_n``)."""
+        """Whether CMSIS-NN treats the convolution as a convolution of one row (``arm_nn_is_convolve_1_x_n``)."""
         is_one_row = self.input[0] == self.kernel[0] == self.dilation[1] == 1
         return self.has_one_group and is_one_row and self.stride[1] * self.input_channels % 4 == 0
 
@@ -73,7 +74,7 @@ def convolution_scratch_bytes(isa: Isa, geometry: ConvGeometry) -> int:
     row = split_1_x_n(geometry)
     if row is None:
         return general
-    left, right = geometry.padding[1], row.right_pixels if row.uneven else geometry.padding[1]
+    left, right = geometry.padding[1], row.right_pixels if row.asymmetric_padding else geometry.padding[1]
     return max(geometry.kernel[1] + left, geometry.kernel[1] - 1 + right) * geometry.input_channels
 
 
@@ -82,13 +83,13 @@ class Split1xN:
     """How MVE code splits the results of a one-row convolution (``arm_convolve_1_x_n_s8``).
 
     Attributes:
-        total_padding: padding on both sides that the result's width implies.
-        uneven: the remainder of ``total_padding`` by 2, with its sign.
+        total_padding: sum of the padding on both sides, computed from the width of the result.
+        asymmetric_padding: the remainder of ``total_padding`` by 2, with the sign of ``total_padding``.
         right_pixels: number of results that read padding on the right.
     """
 
     total_padding: int
-    uneven: int
+    asymmetric_padding: int
     right_pixels: int
 
 
@@ -96,10 +97,10 @@ def split_1_x_n(geometry: ConvGeometry) -> Split1xN | None:
     """Split a one-row convolution; None if the parts overlap, so that the general code computes it."""
     output, stride, padding = geometry.output[1], geometry.stride[1], geometry.padding[1]
     total = (output - 1) * stride + geometry.kernel[1] - geometry.input[1]
-    uneven = total % 2 if total >= 0 else -(-total % 2)
-    right = max(1, (padding + uneven + stride - 1) // stride) if padding + uneven else 0
+    asymmetric_padding = total % 2 if total >= 0 else -(-total % 2)
+    right = max(1, (padding + asymmetric_padding + stride - 1) // stride) if padding + asymmetric_padding else 0
     left = max(1, (padding + stride - 1) // stride) if padding else 0
-    return Split1xN(total, uneven, right) if left + right <= output else None
+    return Split1xN(total, asymmetric_padding, right) if left + right <= output else None
 
 
 def depthwise_scratch_bytes(isa: Isa, geometry: ConvGeometry, batch: int, output_channels: int) -> int:
@@ -127,7 +128,7 @@ def transpose_conv2d_scratch_bytes(isa: Isa, geometry: ConvGeometry, output_chan
     if is_upsampled(geometry):
         reversed_weights = height * width * geometry.input_channels * output_channels
         return _im2col_bytes(isa, geometry.kernel, geometry.input_channels), reversed_weights
-    # CMSIS-NN's function takes the maximum of width and vertical stride for the row. Its kernel needs the horizontal
-    # stride there, so this is the maximum of all three.
+    # For the row, CMSIS-NN's function takes the maximum of the width and the vertical stride, but CMSIS-NN's kernel
+    # needs the horizontal stride. This function takes the maximum of all three.
     row = (geometry.input[1] - 1) * geometry.stride[1] + max(width, *geometry.stride)
     return 4 * row * output_channels * max(height, geometry.stride[0]), 0

@@ -253,7 +253,7 @@ def quantized_transpose_conv2d(
 ) -> Array:
     """Transposed 2D convolution without groups (``arm_transpose_conv_wrapper_s8``).
 
-    The weights have shape [O, KH, KW, C]. The kernel has no dilation: it must be (1, 1).
+    The weights have shape [O, KH, KW, C]. The kernel does not support dilation: ``dilation`` must be (1, 1).
     """
     batch, *size, _ = image.shape
     out_channels, *window, _ = weight.shape

@@ -32,7 +32,7 @@ def channel_broadcast_shape(first: Shape, second: Shape) -> Shape:
     """Shape of a sum or product.
 
     Raises:
-        ValueError: the shapes differ and are not those of ``is_channel_broadcast``.
+        ValueError: the shapes differ, and ``is_channel_broadcast`` is false for them.
     """
     if tuple(first) != tuple(second) and not is_channel_broadcast(first, second):
         raise ValueError(f"the kernel broadcasts only a number per channel, not {tuple(first)} and {tuple(second)}")
@@ -95,8 +95,9 @@ def quantized_mul(
 ) -> Array:
     """Product of two int8 tensors (``arm_elementwise_mul_s8``).
 
-    Shapes and memory formats are those of ``quantized_add``. The result saturates to int8; there is no other
-    activation. A product has 17 bits, so shifts above 15 overflow. The zero points of the operands may exceed int8, as
+    The rules for shapes and memory formats are the same as for ``quantized_add``. The result saturates to int8; there
+    is no other activation. A product has 17 bits, so shifts above 15 overflow. The zero points of the operands may
+    exceed int8, as
     long as the differences fit 16 bits: ExecuTorch's kernel does not check the zero points, and CMSIS-NN computes the
     product.
     """
@@ -126,7 +127,7 @@ def quantized_div(
     """Quotient of two int8 or two int16 tensors of equal shapes and memory formats, computed in float32.
 
     CMSIS-NN has no division. ExecuTorch's kernel rounds the quotient to float32, and its product with ``output_scale``
-    to float32 and then to an integer, with ties away from zero. A divisor at its zero point gives the quotient 0.
+    to float32 and then to an integer, with ties away from zero. If a divisor equals its zero point, the quotient is 0.
 
     Args:
         output_scale: scale of ``first`` / (scale of ``second`` * scale of the result).
@@ -147,10 +148,10 @@ def _pad_to_broadcast_rank(shape: Shape) -> tuple[int, ...]:
 
 
 def find_broadcast_limitation(isa: Isa, first: Shape, second: Shape) -> str | None:
-    """Why ``arm_minimum_s8`` and ``arm_maximum_s8`` give other results for the shapes; None if they do not.
+    """Return why ``arm_minimum_s8`` and ``arm_maximum_s8`` do not broadcast two shapes correctly; None if they do.
 
-    They support up to four axes, and read the wrong elements of an operand with one element per row, (n, h, 1, 1) where
-    h > 1, if the rows of the other have a width above 1.
+    The functions support up to four axes. If one operand has shape (n, h, 1, 1) with h > 1, and the width of the other
+    operand is above 1, the functions read wrong elements of the former.
     """
     if tuple(first) == tuple(second):
         return None
@@ -165,7 +166,7 @@ def find_broadcast_limitation(isa: Isa, first: Shape, second: Shape) -> str | No
 
 @kernel("minimum", "Tensor self, Tensor other", result_shape=broadcast_shape, find_limitation=find_broadcast_limitation)
 def minimum(first: Array, second: Array) -> Array:
-    """Lesser of two int8 tensors of one scale and zero point (``arm_minimum_s8``).
+    """Elementwise minimum of two int8 tensors with equal scale and zero point (``arm_minimum_s8``).
 
     It broadcasts any axis; ``find_broadcast_limitation`` has the exceptions. The kernel ignores memory formats: tensors
     of different shapes must be contiguous, unless one has a single element. Tensors of equal shapes must have the same
@@ -176,7 +177,7 @@ def minimum(first: Array, second: Array) -> Array:
 
 @kernel("maximum", "Tensor self, Tensor other", result_shape=broadcast_shape, find_limitation=find_broadcast_limitation)
 def maximum(first: Array, second: Array) -> Array:
-    """Greater of two int8 tensors, with the limits of ``minimum`` (``arm_maximum_s8``)."""
+    """Elementwise maximum of two int8 tensors, with the limits of ``minimum`` (``arm_maximum_s8``)."""
     return np.maximum(first, second)
 
 
