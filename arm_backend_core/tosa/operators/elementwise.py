@@ -248,7 +248,8 @@ def _rescale_violations(op: Op) -> Iterator[str]:
         max_magnitude = max(int(attrs["input_zp"]) - low - 1, high - int(attrs["input_zp"]))
         if max_magnitude >= 1 << (int(shift.min()) - 1):
             factor = float(multiplier[shift.argmin()]) / float(1 << int(shift.min()))
-            yield f"a factor of {factor:g} for {source.dtype.value}, whose values leave the range of its shift"
+            reason = "too large: a value minus input_zp exceeds 2**(shift - 1)"
+            yield f"a factor of {factor:g} for {source.dtype.value} ({reason})"
 
 
 def rescale_input_range(op: Op) -> tuple[int, int]:

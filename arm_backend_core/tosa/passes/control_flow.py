@@ -114,7 +114,7 @@ def _outline_loop(graph: Graph, target: Target, loop: int) -> None:
 
 
 def _find_captured(region: Collection[Op], results: Sequence[Value]) -> list[Value]:
-    """The captured values: operands of ``region``, and ``results``, that ``region`` does not compute. No constants."""
+    """The values that ``region`` reads or returns (``results``) but does not compute, without constants."""
     values = [value for op in region for value in op.inputs] + list(results)
     return list(dict.fromkeys(value for value in values if value.data is None and value.producer not in region))
 
