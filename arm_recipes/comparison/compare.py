@@ -91,7 +91,7 @@ def compare_with_model(
 
 
 def _finer_precision(recipe: object) -> str:
-    """Precision of the recipe's target that rounds less than int8; A16W8 if the recipe is not of this package."""
+    """Precision of the recipe's target that rounds less than int8; A16W8 if another package defines the recipe."""
     return precisions.finer_precision(recipe.type_name) if isinstance(recipe, ArmRecipe) else "A16W8"
 
 

@@ -75,8 +75,8 @@ def _is_table_fused_into_transpose(op: Op, value: Value, rewriter: Rewriter) -> 
 def _is_second_fused_table(op: Op, value: Value, rewriter: Rewriter) -> bool:
     """Whether a TABLE or CLAMP follows a REVERSE or TRANSPOSE, which follows another TABLE or CLAMP.
 
-    Bug ``transposed_table``: Vela fuses all three into one operation, which has a single table and a single range. The
-    other table or range is lost. A copy before the last TABLE or CLAMP prevents the fusion.
+    Bug ``transposed_table``: Vela fuses all three into one operation, which has a single table and a single range. One
+    of the two tables or ranges is lost. A copy before the last TABLE or CLAMP prevents the fusion.
     """
     result = skip_through(value, "RESHAPE", "RESCALE")
     source = skip_through(result, "RESHAPE", "RESCALE", "REVERSE", "TRANSPOSE")
