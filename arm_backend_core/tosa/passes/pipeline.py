@@ -102,7 +102,8 @@ PASSES = (
     ),
     ScheduledPass(
         booleans.lower_bool_to_int8,
-        "TABLEs have replaced int8 chains that contain comparisons. Other comparisons can join chains in the next round.",
+        "TABLEs have replaced int8 chains that contain comparisons. In the next round, other comparisons can join "
+        "chains.",
         BOOLEANS_LOWERED,
     ),
     ScheduledPass(
