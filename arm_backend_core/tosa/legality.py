@@ -35,7 +35,7 @@ def op_refusal(target: Target, op: Op) -> str | None:
 def op_refusal_before_bool_lowering(target: Target, op: Op) -> str | None:
     """Why ``op`` cannot be emitted for ``target``; None if it can.
 
-    On hardware with booleans, the result is that of ``op_refusal``. On hardware without booleans, the function also
+    On hardware with booleans, the result is equal to ``op_refusal``. On hardware without booleans, the function also
     accepts boolean operators that ``lower_bool_to_int8`` will lower to int8, and data movement of booleans that the
     hardware supports for int8.
     """

@@ -27,7 +27,7 @@ STATE_DICT = "weights alone (a state dict); build the model, and call model.load
 
 def is_saved_program(names: list[str]) -> bool:
     """Whether an archive with these entries was written by ``torch.export.save``."""
-    # Archives of PyTorch 2.7 and earlier have a "version" entry, later ones "archive_format".
+    # Archives of PyTorch 2.7 and earlier have a "version" entry, later archives an "archive_format" entry.
     return "version" in names or any(name.endswith("/archive_format") for name in names)
 
 

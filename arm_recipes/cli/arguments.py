@@ -79,7 +79,7 @@ def parse_memory(text: str) -> dict[str, str | None]:
     return {name.strip(): size.strip() if equals else None}
 
 
-#: Recipe option -> command-line flag, for flags whose name differs from that of the option.
+#: Recipe option -> command-line flag, for flags that are not named after the option.
 _FLAG_NAMES = {
     "extensions": "--extension",
     "per_channel": "--per-tensor",

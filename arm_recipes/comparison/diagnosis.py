@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from arm_backend_core.quantization.diagnostics.error_metrics import IsolatedErrorSums, TensorQParams, decibels
 
-#: A range is too wide if its width exceeds that of the range of 99.9 % of the values by this factor.
+#: A range is too wide if it is more than this many times as wide as the range of 99.9 % of the values.
 _MAX_RANGE_RATIO = 4.0
 #: If values exceed the calibrated range by more than this share of its width, the samples differ from the calibration
 #: data.

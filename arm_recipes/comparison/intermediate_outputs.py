@@ -70,7 +70,7 @@ class InstrumentedDelegate:
     ) -> tuple[dict[str, Tensor], bool]:
         """Compute the dequantized values of one execution by node name.
 
-        Also returns whether the delegate's integer outputs in the execution equal those of its TOSA graph.
+        Also returns whether the delegate's integer outputs in the execution equal the outputs of its TOSA graph.
         """
         inputs = [_view_input(array, *kind) for array, kind in zip(execution.inputs, self.input_types, strict=True)]
         results = reference_model.run(self.flatbuffer, inputs)

@@ -253,7 +253,7 @@ def _rescale_violations(op: Op) -> Iterator[str]:
 
 
 def rescale_input_range(op: Op) -> tuple[int, int]:
-    """Smallest and largest element of the operand of a RESCALE: those of a constant, else those of its type."""
+    """Bounds of the elements of a RESCALE's operand: of its data if the operand is constant, else of its type."""
     source = op.inputs[0]
     if source.data is not None:
         elements = _rescale_elements(op, source.data)

@@ -19,8 +19,9 @@ from arm_backend_core.tosa.passes.rewrite import skip_through
 def outline_control_flow(graph: Graph, target: Target) -> None:
     """Outline control flow if the target supports it.
 
-    Loops are outlined before branches, and inner ones before outer ones. Outlining moves inner WHILE_LOOPs and COND_IFs
-    into the region of the outer one. Then the function outlines the SELECTs in each new region.
+    Loops are outlined before branches, and inner loops and branches before the ones that contain them. Outlining moves
+    inner WHILE_LOOPs and COND_IFs into the region of the outer operator. Then the function outlines the SELECTs in each
+    new region.
     """
     if "controlflow" not in target.extensions:
         return

@@ -163,7 +163,7 @@ def _value_bounds(value: Value, depth: int = 8) -> tuple[float, float]:
     """(minimum, maximum) of a value by interval arithmetic on the operators that typically precede a CAST.
 
     Args:
-        depth: maximum number of preceding operators to analyse. The bounds before them are those of the element type.
+        depth: maximum number of preceding operators to analyse. Their operands have the bounds of the element type.
     """
     op = value.producer
     if value.data is not None:

@@ -91,7 +91,7 @@ def _is_between_concatenations(op: Op, rewriter: Rewriter) -> bool:
     Also match a per-channel RESCALE after any producer that ``_find_partitioned_producer`` finds. Bug ``joined_again``:
     if each of the three is the only reader of the preceding one, Vela merges them and writes only one part. The first
     operand of a second CONCAT is not affected. For a per-channel RESCALE, Vela rescales each part by the scales of the
-    first channels, and not by those of the part's channels.
+    first channels, and not by the scales of the part's channels.
     """
     source, readers = _find_partitioned_producer(op, rewriter), rewriter.users(op.output)
     if source is not None and op.attrs["per_channel"]:

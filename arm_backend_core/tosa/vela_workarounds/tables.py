@@ -149,7 +149,7 @@ def _may_chain_tables(op: Op, table: Op, length: int, operands: int, rewriter: R
         op: the operator from which to search backwards.
         table: the last TABLE of the chain.
         length: number of operations in the chain, without ``op``.
-        operands: number of external operands of the chain, without those of ``op``.
+        operands: number of external operands of the chain, without the operands of ``op``.
         rewriter: the rewriter of the graph.
     """
     if op.kind not in (*ELEMENTWISE, "RESHAPE") or length > _MAX_CHAIN_OPERATIONS or operands > _MAX_CHAIN_OPERANDS:
