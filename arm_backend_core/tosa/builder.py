@@ -368,17 +368,17 @@ def reduce_attributes(kind: str, axis: int) -> dict[str, Any]:
 
 
 def quantize_multipliers(scales: Array, bits: int) -> tuple[Array, Array]:
-    """Quantize scales to multipliers and right shifts: scale = multiplier * 2**-shift (TOSA 1.0, 1.12 and RESCALE).
+    """Quantize scales to multipliers and right shifts: scale = multiplier * 2**-shift (TOSA 1.0, 1.12 and 2.13).
 
     The multiplier has ``bits`` - 1 bits (31 or 15). TOSA allows shifts from 2 to 62. A scale that would need a larger
     shift is rounded to a multiple of 2**-62, which may be 0.
 
     Raises:
-        Unsupported: a scale is not finite, negative, or too large for a shift of at least 2.
+        Unsupported: a scale is negative, not finite, or too large for a shift of at least 2.
     """
     scales = np.asarray(scales, dtype=np.float64)
     if not np.all(np.isfinite(scales)) or np.any(scales < 0):
-        raise Unsupported(f"rescale factor {scales} is not a finite positive number")
+        raise Unsupported(f"rescale factor {scales} is negative or not finite")
     mantissa, exponent = np.frexp(scales)
     multiplier = np.round(mantissa * (1 << (bits - 1))).astype(np.int64)
     overflow = multiplier == 1 << (bits - 1)

@@ -28,8 +28,8 @@ class Origin:
         operator: ATen operator of this node.
         source: source line of the node in the user's model.
         module: submodule of the node in the user's model.
-        is_transpose: whether the operator was emitted as a TRANSPOSE: the model's own permutation, or one that was
-            inserted to change a layout. Passes may replace it by other operators.
+        is_transpose: whether the operator was emitted as a TRANSPOSE: a permutation of the model, or an inserted layout
+            change. Passes may later replace the TRANSPOSE by other operators.
     """
 
     node: str
@@ -41,7 +41,8 @@ class Origin:
 
 #: ``Origin.operator`` of operators without a node: they copy an input or a constant to an output.
 COPY_OPERATOR = "copy"
-#: {origin of an operator: its work (``Op.work``)}. The cost of the operator is divided among its origins by work.
+#: {origin of an operator: work (``Op.work``) that comes from this origin}. The cost of the operator is divided among
+#: its origins in proportion to the work.
 Origins = Mapping[Origin, int]
 
 
@@ -117,7 +118,8 @@ class Op:
 
         Convolutions and MATMULs count multiply-accumulates, other operators elements.
         """
-        if (weight := self.weight) is not None:  # MACs per output position; for TRANSPOSE_CONV2D, per input position
+        if (weight := self.weight) is not None:
+            # Each output position needs weight.size MACs; for TRANSPOSE_CONV2D, each input position.
             windows = self.inputs[0] if self.kind == "TRANSPOSE_CONV2D" else self.output
             return windows.size * weight.size // windows.shape[-1] or 1
         if self.kind == "MATMUL":

@@ -35,8 +35,9 @@ def op_refusal(target: Target, op: Op) -> str | None:
 def op_refusal_before_bool_lowering(target: Target, op: Op) -> str | None:
     """Why ``op`` cannot be emitted for ``target``; None if it can.
 
-    It differs from ``op_refusal`` only on hardware without booleans: it accepts boolean operators that
-    ``lower_bool_to_int8`` will lower to int8, and data movement of booleans that the hardware supports for int8.
+    On hardware with booleans, the result is equal to ``op_refusal``. On hardware without booleans, the function also
+    accepts boolean operators that ``lower_bool_to_int8`` will lower to int8, and data movement of booleans that the
+    hardware supports for int8.
     """
     hardware, types = target.hardware, [value.dtype for value in (*op.inputs, op.output)]
     keeps_values = OPERATORS[op.kind].is_data_movement

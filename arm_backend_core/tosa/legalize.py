@@ -38,7 +38,7 @@ class LegalizingBuilder(Builder):
         zps: tuple[int, int] = (0, 0),
         depthwise: bool = False,
     ) -> Value:
-        """Emit a convolution whose last window ends at the padded edge, with a PAD if the target cannot pad.
+        """Emit a convolution without the rows and columns that no window reads, and a PAD if the target cannot pad.
 
         Convolutions of Ethos-U55 and U65 cannot pad if the stride exceeds 3.
         """
@@ -63,7 +63,7 @@ class LegalizingBuilder(Builder):
         stride: Sequence[int],
         dilation: Sequence[int],
     ) -> Value:
-        """Emit a block-scaled convolution whose last window ends at the padded edge."""
+        """Emit a block-scaled convolution without the rows and columns that no window reads."""
         x, pad = self._fit_windows(x, weight.shape[1:3], pad, stride, dilation)
         return super().mx_conv2d(x, weight, scales, bias, pad=pad, stride=stride, dilation=dilation)
 

@@ -21,8 +21,8 @@ def serialize(graph: Graph, *, locations: bool = False, target: Target | None = 
 
     Args:
         locations: also write the fx node, ATen operator and source line of each operator.
-        target: the target that accepts ``graph``. Its profiles determine which TOSA version the operators need; without
-            a target, the oldest version that has them in any profile is written.
+        target: the target that accepts ``graph``. The written TOSA version is the oldest that has all operators in the
+            profiles of ``target``; without a target, in any profile.
     """
     return _Writer(graph, locations, target).write()
 
@@ -31,7 +31,7 @@ _ENUM_TYPES = {"nan_mode": "NanPropagationMode", "rounding_mode": "RoundingMode"
 
 
 class _Writer:
-    """Writes one graph and its regions by Arm's ``tosa_serializer``."""
+    """Writes one graph and its regions with Arm's ``tosa_serializer``."""
 
     def __init__(self, graph: Graph, locations: bool, target: Target | None) -> None:
         import tosa_serializer

@@ -69,8 +69,8 @@ def prestart(*, parses_flags: bool = True) -> None:
     """Start the worker process in the background, so that its start-up time overlaps other work.
 
     Args:
-        parses_flags: whether it imports the command line parser, which takes 0.3 s; without it, the first call of
-            ``parse_command_line`` imports it.
+        parses_flags: if True, the process imports the command line parser when it starts, which takes 0.3 s; if False,
+            in the first call of ``parse_command_line``.
     """
     _worker.prestart(*[PARSER_OPTION] * parses_flags)
 

@@ -78,8 +78,8 @@ def parse_command_line(argv: list[str]) -> dict[str, Any]:
             address_space=int(arch.max_address_offset),
         )
 
-    # Patching is safe because the process runs nothing else. The last step, the compilation, is replaced to capture its
-    # arguments, and the argument parser, to raise errors instead of exiting.
+    # Patching is safe because the process runs nothing else. ``capture`` replaces the last step, the compilation, and
+    # stores its arguments. ``_Parser`` replaces the argument parser, and raises errors instead of exiting.
     vela.process_regor = capture
     vela.argparse = types.SimpleNamespace(**{**vars(argparse), "ArgumentParser": _Parser})
     vela.main(["network.tosa", *argv])

@@ -19,7 +19,7 @@ from arm_recipes._internal.errors import ExportError
 _IMPORT_PID = os.getpid()
 #: Seconds that a parallel operator may take in a forked process. It takes milliseconds, or hangs.
 _PROBE_SECONDS = 15.0
-#: 8 times the number of elements from which PyTorch computes in parallel.
+#: Number of elements of the probe: 8 times the number from which PyTorch computes in parallel.
 _PROBE_ELEMENTS = 8 * 32768
 _lock = threading.RLock()
 #: Processes and threads whose probe has succeeded.

@@ -61,7 +61,7 @@ def dtype_name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def convert_dtype_code(dtype: str, expected: str) -> str:
+def dtype_conversion_code(dtype: str, expected: str) -> str:
     """Return the method that converts a dtype, for example ``.float()``; empty if the dtypes are equal."""
     return "" if dtype == expected else _DTYPE_METHODS.get(expected, f".to(torch.{expected})")
 
@@ -86,7 +86,7 @@ def suggest_conversion(
     found = next((item for item in conversions if item.shape == tuple(expected_shape)), None)
     if found is None:
         return ""
-    code = found.code + convert_dtype_code(dtype, expected_dtype)
+    code = found.code + dtype_conversion_code(dtype, expected_dtype)
     return f"{found.reason and ': '}{found.reason}; pass {value}{code}" if code else ""
 
 

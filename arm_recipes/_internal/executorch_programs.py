@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 def normalize_call_signature(program: ExportedProgram) -> None:
-    """Make the inputs and outputs of a program those that ExecuTorch can call and serialize.
+    """Change the call signature of a program to one that ExecuTorch can call and serialize.
 
-    Removes inputs that are numbers, strings or None: the graph has them as constants and does not read the inputs. Then
-    replaces the pytree of the inputs by a flat tuple if an input was removed, or if the pytree contains a class that
-    ``treespec_dumps`` cannot serialize. Replaces the pytree of the outputs if it contains such a class.
+    Removes inputs that are numbers, strings or None: the graph contains their values as constants and does not read the
+    inputs. Then replaces the pytree of the inputs by a flat tuple if an input was removed, or if the pytree contains a
+    class that ``treespec_dumps`` cannot serialize. Also replaces the pytree of the outputs if it contains such a class.
     """
     specs = program.graph_signature.input_specs
     constants = {spec.arg.name for spec in specs if isinstance(spec.arg, ConstantArgument)}
@@ -87,7 +87,7 @@ def named_data_bytes(manager: EdgeProgramManager) -> int:
 
 
 def arm_delegates_of(manager: EdgeProgramManager, method: str) -> Iterator[LoweredBackendModule]:
-    """Yield the delegates of a method that this project's compiler created, without those of other backends."""
+    """Yield the delegates of a method that this project's compiler created, without delegates of other backends."""
     for module in lowered_modules(manager.exported_program(method).graph_module):
         if delegate_record(module) is not None:
             yield module

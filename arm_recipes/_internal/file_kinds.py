@@ -27,12 +27,16 @@ STATE_DICT = "weights alone (a state dict); build the model, and call model.load
 
 def is_saved_program(names: list[str]) -> bool:
     """Whether an archive with these entries was written by ``torch.export.save``."""
-    # Archives of PyTorch 2.7 and earlier have a "version" entry, later ones "archive_format".
+    # Archives of PyTorch 2.7 and earlier have a "version" entry, later archives an "archive_format" entry.
     return "version" in names or any(name.endswith("/archive_format") for name in names)
 
 
-def describe_model_file(path: Path) -> str | None:
-    """Describe a file that is no compiled program, and what to do; None for ``.pte``, ``.tflite`` and unknown types."""
+def describe_uncompiled_file(path: Path) -> str | None:
+    """Describe a file that was passed as a compiled program but is none, and what to do.
+
+    Returns:
+        the description; None for ``.pte``, ``.tflite`` and unknown types.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             if is_saved_program(archive.namelist()):
@@ -43,9 +47,12 @@ def describe_model_file(path: Path) -> str | None:
 
 
 def describe_file(path: Path) -> str | None:
-    """Describe a file that ``torch.export.save`` did not write, and what to do; None if its type is unknown.
+    """Describe a file that was passed as a model but not written by ``torch.export.save``, and what to do.
 
     The file is not unpickled: unpickling would execute its content and import PyTorch.
+
+    Returns:
+        the description; None for unknown types.
     """
     description = _FORMATS.get(path.suffix.lower())
     if description is not None:

@@ -97,7 +97,7 @@ def announce(message: str) -> None:
 
 
 class _ThirdPartyFilter(logging.Filter):
-    """Logging filter that drops all third-party records, also those of level ERROR.
+    """Logging filter that drops all third-party records, also records of level ERROR.
 
     Records of level ERROR are redundant, because these packages also raise an exception. PyTorch's records contain the
     whole traceback of the exception.

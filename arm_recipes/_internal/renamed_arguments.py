@@ -13,7 +13,7 @@ _R = TypeVar("_R")
 
 
 def reject_renamed_arguments(**renamed: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Return a decorator, with which a function raises a ``TypeError`` for a removed keyword and suggests the new one.
+    """Decorate a function so that a call with a removed keyword raises a ``TypeError`` that suggests the new name.
 
     Args:
         renamed: removed keyword -> its new name.

@@ -14,7 +14,7 @@ Section = tuple[str, list[tuple[str, ...]]]
 
 #: Minimum number of characters of a cell with the HTML class ``long``, which style sheets may wrap.
 _LONG_CELL = 36
-#: Characters of text bar charts, from the lowest to the highest bar, and their replacements for encodings without them.
+#: Characters of text bar charts, from the lowest to the highest bar, and ASCII replacements for encodings without them.
 BAR_CHARACTERS, _ASCII_BAR_CHARACTERS = "▁▂▃▄▅▆▇█", "_.-:=+*#"
 
 

@@ -79,7 +79,7 @@ def parse_memory(text: str) -> dict[str, str | None]:
     return {name.strip(): size.strip() if equals else None}
 
 
-#: Recipe option -> command-line flag, for flags whose name differs from that of the option.
+#: Recipe option -> command-line flag, for flags that are not named after the option.
 _FLAG_NAMES = {
     "extensions": "--extension",
     "per_channel": "--per-tensor",
@@ -197,7 +197,7 @@ def add_recipe(parser: Parser, *, required: bool = True) -> None:
 
 def option_flag(name: str) -> str:
     """Return the command-line flag of a recipe option."""
-    return _FLAG_NAMES.get(name, _flag_of(name))
+    return _FLAG_NAMES.get(name, _argument_flag(name))
 
 
 def add_option(parser: Parser, name: str, **keywords: Any) -> None:
@@ -314,7 +314,7 @@ def read_model_samples(args: argparse.Namespace, name: str, program: ExportedPro
     ]
     samples = read_argument_samples(args, name, input_infos)
     if is_function(source):
-        return check_returned_samples(samples, input_signature, f"{_flag_of(name)}: '{source}'")
+        return check_returned_samples(samples, input_signature, f"{_argument_flag(name)}: '{source}'")
     structured = []
     for tensors in samples:
         values = iter(tensors)
@@ -326,7 +326,7 @@ def read_model_samples(args: argparse.Namespace, name: str, program: ExportedPro
     return structured
 
 
-def _flag_of(name: str) -> str:
+def _argument_flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
@@ -340,7 +340,7 @@ def read_argument_samples(args: argparse.Namespace, name: str, input_infos: Sequ
         ValueError: the samples do not fit the inputs.
     """
     normalization = ImageNormalization(args.mean or (0.0,), args.std or (1.0,))
-    return read_samples(getattr(args, name), _flag_of(name), input_infos, normalization)
+    return read_samples(getattr(args, name), _argument_flag(name), input_infos, normalization)
 
 
 def program_inputs(program: Program, method: str) -> Sequence[TensorInfo]:

@@ -74,7 +74,7 @@ def _export(args: argparse.Namespace) -> None:
         check_source(args.bundled_samples, "--bundled-samples")
     labels = read_labels(args.labels)
     if labels is not None and args.calibration_samples is None:
-        raise ValueError("--labels are those of --calibration-samples; add --calibration-samples")
+        raise ValueError("--labels needs the samples that the labels belong to; add --calibration-samples")
     from arm_recipes import export
 
     program = arguments.load_model(args.model)

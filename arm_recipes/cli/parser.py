@@ -111,8 +111,8 @@ class Parser(argparse.ArgumentParser):
 def check_no_overwrite(args: argparse.Namespace) -> None:
     """Check that a command overwrites neither a file that it reads nor another file that it writes.
 
-    The arguments for files have the type ``Path``, or the metavar FILE or SOURCE. A command writes those of its group
-    "output" and reads the others.
+    The arguments for files have the type ``Path``, or the metavar FILE or SOURCE. A command writes the files of the
+    argument group "output" and reads the other files.
 
     Raises:
         ValueError: it would overwrite a file.

@@ -62,9 +62,9 @@ def read_samples(
     """Read the samples of a source.
 
     An array with the input's shape is one sample, also if a leading dimension of size 1 is missing. An array with an
-    additional leading dimension holds several samples. If the input has a fixed batch size and the array another one,
-    the array is split into batches of the input's size; the last batch is padded with items from the beginning of the
-    array.
+    additional leading dimension holds several samples. If the batch size of the input is fixed and differs from the
+    array's, the array is split into batches of the input's size. Items from the beginning of the array fill the last
+    batch.
 
     Args:
         source: array file, folder of array files or images, image, or ``module:function``.

@@ -151,7 +151,7 @@ class Accuracy:
 
     @property
     def drop_figure(self) -> str:
-        """The drop as text. That of top-1 accuracy is in percentage points."""
+        """The drop as text, in percentage points for top-1 accuracy."""
         return f"{100 * self.drop:.2f} points" if self.agreeing is not None else f"{self.drop:.6g}"
 
     def rows(self, reference: str) -> list[tuple[str, ...]]:
@@ -246,7 +246,7 @@ def compute_top1_accuracy(
     Args:
         labels: one class index for each item of each sample, in order.
         reference, program: first output of each sample: class scores.
-        has_padding: the last batch may be filled up with repeated items, which have no label and are ignored.
+        has_padding: if True, repeated items, which have no label and are ignored, may fill up the last batch.
 
     Raises:
         ValueError: the numbers of labels and items differ, or the first output holds no class scores.
@@ -306,8 +306,8 @@ def _check_scores(output: Any) -> Tensor:
 def _class_axis(scores: Tensor, samples: int, labels: int, has_padding: bool) -> int:
     """Return the class dimension: 1 (images, [N, C, ...]) or -1 (tokens, [N, T, C]).
 
-    Without the class dimension, the scores must have as many items as there are labels. With padding, they may have
-    more items, but fewer than those of one additional sample. Returns -1 if neither dimension matches.
+    The class dimension is the one whose removal leaves one item for each label. With padding, there may also be further
+    items, but fewer than a sample has. If neither dimension matches, the result is -1.
     """
     for axis in (1, -1):
         items = scores.numel() // max(scores.shape[axis], 1)  # of one sample

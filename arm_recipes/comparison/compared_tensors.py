@@ -21,7 +21,7 @@ from arm_backend_core.nodes import (
 )
 from arm_backend_core.ops.catalog import find_record, has_shared_qparams, is_average
 from arm_backend_core.program import constants_of
-from arm_backend_core.quantization.diagnostics.error_metrics import QuantizationGrid
+from arm_backend_core.quantization.diagnostics.error_metrics import TensorQParams
 from arm_recipes._internal.conversions import dtype_name
 
 
@@ -33,9 +33,9 @@ class ComparedTensor:
         name: name of the plan step whose result is the tensor.
         float_step: name of the plan step whose result is the tensor before quantization.
         node: node of the captured program that computes the tensor.
-        grid: quantization grid; None if the tensor is not quantized.
-        is_lossless: whether the operator adds no error: it only moves or selects values, on the same grid.
-        has_fixed_grid: whether the operator fixes the grid, regardless of calibration.
+        qparams: quantization parameters; None if the tensor is not quantized.
+        is_lossless: whether the operator adds no error: it only moves or selects values, with unchanged ``qparams``.
+        has_fixed_qparams: whether the operator determines ``qparams``, regardless of calibration.
         dtype: dtype in the program.
         operator, module, source: ATen operator, path of the submodule, line of the model. A fused layer (an
             operator with weights and its activation) has both operators, and the module and line of the first.
@@ -47,9 +47,9 @@ class ComparedTensor:
     name: str
     float_step: str
     node: str
-    grid: QuantizationGrid | None
+    qparams: TensorQParams | None
     is_lossless: bool
-    has_fixed_grid: bool
+    has_fixed_qparams: bool
     dtype: str
     operator: str
     module: str
@@ -76,14 +76,14 @@ def find_compared_tensors(program: ExportedProgram, float_constants: Mapping[str
         if node.op != "call_function" or is_dequantize(node) or node in fused or node not in input_dependent:
             continue
         if is_quantize(node):
-            tensors.append(_create_compared_tensor(node, node.args[0], _quantization_grid(node), float_constants))
+            tensors.append(_create_compared_tensor(node, node.args[0], _read_qparams(node), float_constants))
         elif is_float(node) and isinstance(node.meta["val"], Tensor):
             tensors.append(_create_compared_tensor(node, node, None, float_constants))
     return tensors
 
 
 def _create_compared_tensor(
-    node: Node, value: Node, grid: QuantizationGrid | None, float_constants: Mapping[str, Tensor]
+    node: Node, value: Node, qparams: TensorQParams | None, float_constants: Mapping[str, Tensor]
 ) -> ComparedTensor:
     source = boundary_source(value)
     producer = source.args[0] if source.target is operator.getitem else source
@@ -97,9 +97,9 @@ def _create_compared_tensor(
         name=node.name,
         float_step=value.name,
         node=source.name,
-        grid=grid,
-        is_lossless=_is_lossless(producer, grid),
-        has_fixed_grid=getattr(find_record(producer), "fixed_range", None) is not None,
+        qparams=qparams,
+        is_lossless=_is_lossless(producer, qparams),
+        has_fixed_qparams=getattr(find_record(producer), "fixed_range", None) is not None,
         dtype=dtype_name(node.meta["val"].dtype),
         operator="input" if producer.op == "placeholder" else " + ".join(operators),
         module=module,
@@ -122,13 +122,13 @@ def _consumer_modules(node: Node) -> tuple[str, ...]:
     return () if "" in modules else tuple(modules)
 
 
-def _is_lossless(node: Node, grid: QuantizationGrid | None) -> bool:
-    """Whether a node only moves or selects values, and all its inputs have the grid of its result, if it has one."""
+def _is_lossless(node: Node, qparams: TensorQParams | None) -> bool:
+    """Whether a node only moves or selects values. If its result is quantized, its inputs must have equal qparams."""
     sources = [source for source in node.all_input_nodes if is_float(source)]
-    is_same_grid = grid is None or all(
-        is_dequantize(source) and _quantization_grid(source) == grid for source in sources
+    has_same_qparams = qparams is None or all(
+        is_dequantize(source) and _read_qparams(source) == qparams for source in sources
     )
-    return has_shared_qparams(node) and not is_average(node) and bool(sources) and is_same_grid
+    return has_shared_qparams(node) and not is_average(node) and bool(sources) and has_same_qparams
 
 
 def _quantized_weights(node: Node, float_constants: Mapping[str, Tensor]) -> dict[str, Node]:
@@ -151,10 +151,10 @@ def _quantized_weights(node: Node, float_constants: Mapping[str, Tensor]) -> dic
     return readers
 
 
-def _quantization_grid(node: Node) -> QuantizationGrid | None:
-    """Return the grid of a quantize or dequantize node; None for per-channel or computed parameters."""
+def _read_qparams(node: Node) -> TensorQParams | None:
+    """Read the parameters of a quantize or dequantize node; None if they are per channel or computed."""
     args = node.args[1:5]
     if "per_tensor" not in str(node.target) or any(isinstance(x, Node) for x in args):
         return None
     scale, zero_point, quant_min, quant_max = args
-    return QuantizationGrid(float(scale), int(zero_point), int(quant_min), int(quant_max))  # type: ignore[arg-type]
+    return TensorQParams(float(scale), int(zero_point), int(quant_min), int(quant_max))  # type: ignore[arg-type]

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from arm_backend_core.quantization.diagnostics.error_metrics import IsolatedErrorSums, QuantizationGrid, decibels
+from arm_backend_core.quantization.diagnostics.error_metrics import IsolatedErrorSums, TensorQParams, decibels
 
-#: A range is too wide if its width exceeds that of the range of 99.9 % of the values by this factor.
+#: A range is too wide if it is more than this many times as wide as the range of 99.9 % of the values.
 _MAX_RANGE_RATIO = 4.0
 #: If values exceed the calibrated range by more than this share of its width, the samples differ from the calibration
 #: data.
@@ -75,8 +75,8 @@ class LayerDiagnosis:
 
     Attributes:
         errors: error of the isolated layer, summed over the samples.
-        grid: quantization grid of the result.
-        has_fixed_grid: whether the operator fixes the grid, regardless of calibration.
+        qparams: quantization parameters of the result.
+        has_fixed_qparams: whether the operator determines ``qparams``, regardless of calibration.
         calibrated_range: smallest and largest value in calibration; None if unknown.
         weights: quantized constants that the layer reads.
         consumers: submodules that consume the result. Their precision decides the precision of the result.
@@ -84,8 +84,8 @@ class LayerDiagnosis:
     """
 
     errors: IsolatedErrorSums
-    grid: QuantizationGrid
-    has_fixed_grid: bool
+    qparams: TensorQParams
+    has_fixed_qparams: bool
     calibrated_range: tuple[float, float] | None
     weights: tuple[QuantizedConstant, ...]
     consumers: tuple[str, ...]
@@ -122,18 +122,18 @@ class LayerDiagnosis:
 
     @property
     def _range_width(self) -> float:
-        low, high = self.grid.bounds
+        low, high = self.qparams.bounds
         return high - low
 
     @property
     def _used_width(self) -> float:
         """Width of the part of the range that the samples' values and zero span; at least one LSB."""
-        low, high = self.grid.bounds
+        low, high = self.qparams.bounds
         used = min(max(self.errors.high, 0.0), high) - max(min(self.errors.low, 0.0), low)
-        return max(used, self.grid.scale)
+        return max(used, self.qparams.scale)
 
     def _clipping_advice(self) -> str:
-        errors, (low, high) = self.errors, self.grid.bounds
+        errors, (low, high) = self.errors, self.qparams.bounds
         text = (
             f"{100 * errors.clipped / max(errors.count, 1):.2g} % of the values are clipped: they reach from "
             f"{errors.low:.4g} to {errors.high:.4g}, and the quantized range is {low:.4g} to {high:.4g}"
@@ -150,18 +150,18 @@ class LayerDiagnosis:
 
     def _rounding_advice(self) -> tuple[str, str]:
         """Return the cause and the advice."""
-        errors, grid, (low, high) = self.errors, self.grid, self.grid.bounds
-        if grid.steps > _INT8_STEPS:
-            return "rounding", f"an LSB of {grid.scale:.3g} is too coarse, and the tensor is int16 already"
+        errors, qparams, (low, high) = self.errors, self.qparams, self.qparams.bounds
+        if qparams.steps > _INT8_STEPS:
+            return "rounding", f"an LSB of {qparams.scale:.3g} is too coarse, and the tensor is int16 already"
         p999_width = min(high, errors.p999) + min(-low, errors.p999)
-        if not errors.p999 or self._range_width / max(p999_width, grid.scale) <= _MAX_RANGE_RATIO:
+        if not errors.p999 or self._range_width / max(p999_width, qparams.scale) <= _MAX_RANGE_RATIO:
             return (
                 "rounding",
-                f"the values fill the range; {grid.steps + 1} levels allow no better: {self._precision_advice()}",
+                f"the values fill the range; {qparams.steps + 1} levels allow no better: {self._precision_advice()}",
             )
-        levels = f"so that they use about {max(round(p999_width / grid.scale), 1)} of {grid.steps + 1} levels"
+        levels = f"so that they use about {max(round(p999_width / qparams.scale), 1)} of {qparams.steps + 1} levels"
         bulk = f"99.9 % of the values are within {errors.p999:.4g}"
-        if self.has_fixed_grid:
+        if self.has_fixed_qparams:
             return (
                 "rounding",
                 f"{bulk}, and the operator's range is {low:.4g} to {high:.4g}, {levels}: {self._precision_advice()}",

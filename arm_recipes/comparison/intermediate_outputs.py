@@ -24,7 +24,7 @@ from arm_backend_core.nodes import is_dequantize, is_float, is_quantize, operato
 from arm_backend_core.ops.operands import Operand
 from arm_backend_core.permutation import Layout, inverse
 from arm_backend_core.program import copy_program
-from arm_backend_core.quantization.diagnostics.error_metrics import QuantizationGrid
+from arm_backend_core.quantization.diagnostics.error_metrics import TensorQParams
 from arm_backend_core.selection import Selection, select_operators
 from arm_backend_core.tosa import reference_model
 from arm_backend_core.tosa.passes import pipeline
@@ -45,7 +45,7 @@ class InstrumentedDelegate:
     Attributes:
         checksum, name: checksum and name of the delegate. Several delegates may share a checksum.
         flatbuffer: TOSA graph with the additional outputs.
-        original_outputs: number of outputs of the delegate itself, which come first.
+        original_output_count: number of outputs of the delegate itself, which come first.
         output_nodes: for each output, the name of its node; None for outputs that were not requested.
         input_nodes: for each input, node name and memory layout; None for inputs that were not requested.
         input_types: element type and shape of each graph input.
@@ -54,7 +54,7 @@ class InstrumentedDelegate:
     checksum: bytes
     name: str
     flatbuffer: bytes
-    original_outputs: int
+    original_output_count: int
     output_nodes: tuple[str | None, ...]
     input_nodes: tuple[tuple[str, Layout] | None, ...]
     input_types: tuple[tuple[str, tuple[int, ...]], ...]
@@ -66,27 +66,29 @@ class InstrumentedDelegate:
         return frozenset(name for name in (*self.output_nodes, *entered) if name is not None)
 
     def compute_values(
-        self, execution: DelegateExecution, grids: Mapping[str, QuantizationGrid]
+        self, execution: DelegateExecution, qparams_by_node: Mapping[str, TensorQParams]
     ) -> tuple[dict[str, Tensor], bool]:
         """Compute the dequantized values of one execution by node name.
 
-        Also returns whether the delegate's integer outputs in the execution equal those of its TOSA graph.
+        Also returns whether the delegate's integer outputs in the execution equal the outputs of its TOSA graph.
         """
         inputs = [_view_input(array, *kind) for array, kind in zip(execution.inputs, self.input_types, strict=True)]
         results = reference_model.run(self.flatbuffer, inputs)
         is_equal = all(
             result.tobytes() == np.ascontiguousarray(array).tobytes()
-            for result, array in zip(results[: self.original_outputs], execution.outputs, strict=True)
+            for result, array in zip(results[: self.original_output_count], execution.outputs, strict=True)
             if result.dtype.kind != "f"  # Vulkan's floating-point results may differ in the last bit
         )
         values = {}
         for entry, array in zip(self.input_nodes, inputs, strict=True):
             if entry is not None:
                 name, order = entry
-                values[name] = _dequantize(torch.from_numpy(array.copy()).permute(inverse(order)), grids.get(name))
+                values[name] = _dequantize(
+                    torch.from_numpy(array.copy()).permute(inverse(order)), qparams_by_node.get(name)
+                )
         for node, array in zip(self.output_nodes, results, strict=True):
             if node is not None:
-                values[node] = _dequantize(torch.from_numpy(np.array(array)), grids.get(node))
+                values[node] = _dequantize(torch.from_numpy(np.array(array)), qparams_by_node.get(node))
         return values, is_equal
 
 
@@ -119,7 +121,7 @@ def instrument_delegates(
     for record in records:
         extended = extended_parts.get(record.name)
         if extended is None or tuple(operator_name(node) for node in extended.nodes) != record.operators:
-            notes.append(f"layers of '{record.name}' are computed by PyTorch: lowering again gives another delegate")
+            notes.append(f"PyTorch computes the layers of '{record.name}': lowering again gave a different delegate")
             continue
         graph = graphs[record.name]
         try:
@@ -127,7 +129,7 @@ def instrument_delegates(
                 pipeline.run(graph, spec.target)
             flatbuffer = serialize(graph)
         except Exception as error:  # the comparison of outputs works without the layers
-            notes.append(f"layers of '{record.name}' are computed by PyTorch: {type(error).__name__}: {error}")
+            notes.append(f"PyTorch computes the layers of '{record.name}': {type(error).__name__}: {error}")
             continue
         input_nodes = tuple(
             (node.name, selection.lowering.boundary_value(node)[1]) if node.name in wanted_names else None
@@ -135,10 +137,10 @@ def instrument_delegates(
         )
         output_nodes = tuple(node.name if node.name in wanted_names else None for node in extended.outputs)
         input_types = tuple((value.dtype.value, value.shape) for value in graph.inputs)
-        original_outputs = len(parts[record.name].outputs)
+        original_output_count = len(parts[record.name].outputs)
         instrumented.append(
             InstrumentedDelegate(
-                record.checksum, record.name, flatbuffer, original_outputs, output_nodes, input_nodes, input_types
+                record.checksum, record.name, flatbuffer, original_output_count, output_nodes, input_nodes, input_types
             )
         )
     return instrumented, notes
@@ -164,15 +166,15 @@ def _view_input(array: Array, dtype: str, shape: tuple[int, ...]) -> Array:
     return array.view(dtype).reshape(shape) if is_bytes else array
 
 
-def _dequantize(values: Tensor, grid: QuantizationGrid | None) -> Tensor:
+def _dequantize(values: Tensor, qparams: TensorQParams | None) -> Tensor:
     """Dequantize integers exactly as a dequantize operator does. Other values are returned unchanged."""
-    return values if grid is None else (values.float() - grid.zero_point) * grid.scale
+    return values if qparams is None else (values.float() - qparams.zero_point) * qparams.scale
 
 
 def match_executions(
     executions: Iterable[DelegateExecution], delegates: Sequence[InstrumentedDelegate]
 ) -> Iterator[tuple[DelegateExecution, InstrumentedDelegate]]:
-    """Pair the executions of one method run with their delegates. Skips those of delegates not in ``delegates``."""
+    """Pair the executions of a method run with their delegates. Skips executions of delegates not in ``delegates``."""
     delegates_by_checksum: dict[bytes, list[InstrumentedDelegate]] = {}
     for delegate in delegates:
         delegates_by_checksum.setdefault(delegate.checksum, []).append(delegate)

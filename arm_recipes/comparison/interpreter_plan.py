@@ -115,7 +115,7 @@ class InterpreterPlan:
     @property
     def is_quantized(self) -> bool:
         """Whether any tensor that can be compared is quantized."""
-        return any(row.grid is not None for row in self.tensors)
+        return any(row.qparams is not None for row in self.tensors)
 
 
 def _build_plan(program: ExportedProgram, original_constants: Mapping[str, Tensor]) -> InterpreterPlan:

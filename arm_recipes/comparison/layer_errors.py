@@ -32,8 +32,8 @@ def _create_layer_gap(tensor: ComparedTensor, error_sums: Sequence[ErrorSums], p
         module=tensor.module,
         source=tensor.source,
         dtype=tensor.dtype,
-        scale=tensor.grid.scale if tensor.grid else None,
-        zero_point=tensor.grid.zero_point if tensor.grid else None,
+        scale=tensor.qparams.scale if tensor.qparams else None,
+        zero_point=tensor.qparams.zero_point if tensor.qparams else None,
         moves=tensor.is_lossless,
         value_source="program" if tensor.name in provided else "PyTorch",
         gap=sum_errors(error_sums).metrics,
@@ -68,20 +68,20 @@ def compute_layer_gaps(
             continue
         gap = _create_layer_gap(compared, error_sums, provided)
         errors = _isolated_errors(compared, results)
-        if compared.grid is not None and errors.count:
+        if compared.qparams is not None and errors.count:
             weights = tuple(_describe_constant(plan, name, original) for name in compared.weights)
             calibrated = ranges.get(compared.name)
             isolated = IsolatedError(
                 sqnr=decibels(errors.signal, errors.noise),
                 max_error=errors.max_error,
                 clipped=errors.clipped / errors.count,
-                range=compared.grid.bounds,
+                range=compared.qparams.bounds,
                 values=(errors.low, errors.high),
                 calibrated=calibrated,
                 p999=errors.p999,
                 output=output_sqnr.get(compared.name),
                 advice=LayerDiagnosis(
-                    *(errors, compared.grid, compared.has_fixed_grid, calibrated, weights, compared.consumers),
+                    *(errors, compared.qparams, compared.has_fixed_qparams, calibrated, weights, compared.consumers),
                     higher_precision,
                 ).advice,
             )

@@ -135,8 +135,10 @@ class SampleRunner:
             if not item.compare_layers or values.program is None:
                 continue
             result.layers[tensor.name] = ErrorSums.of(values.reference, values.program)
-            if tensor.grid is not None and not tensor.is_lossless:
-                result.isolated[tensor.name] = IsolatedErrorSums.of(values.reference, values.layer_output, tensor.grid)
+            if tensor.qparams is not None and not tensor.is_lossless:
+                result.isolated[tensor.name] = IsolatedErrorSums.of(
+                    values.reference, values.layer_output, tensor.qparams
+                )
         result.reference, result.mismatched = program.interpreter.outputs, program.mismatched
         return result
 
@@ -184,11 +186,11 @@ class _LoadedProgram:
         """Compute the intermediate values of the last run's delegates, dequantized, by node name."""
         plan = self._spec.plan
         assert plan is not None
-        grids = {tensor.name: tensor.grid for tensor in plan.tensors if tensor.grid is not None}
+        qparams_by_node = {tensor.name: tensor.qparams for tensor in plan.tensors if tensor.qparams is not None}
         values_by_node: dict[str, Tensor] = {}
         mismatched = []
         for execution, delegate in match_executions(self._executions, self._spec.instrumented_delegates):
-            values, is_equal = delegate.compute_values(execution, grids)
+            values, is_equal = delegate.compute_values(execution, qparams_by_node)
             values_by_node |= values
             if not is_equal:
                 mismatched.append(delegate.name)
@@ -218,8 +220,8 @@ def measure_layer_sensitivity(
         interpreter, names = PlanInterpreter(plan), {tensor.name for tensor in tensors}
         rounded = {}
         for tensor, values in interpreter.run(inputs, isolate_layers=True):
-            if tensor.name in names and tensor.grid is not None:
-                rounded[tensor.name] = tensor.grid.round_values(
+            if tensor.name in names and tensor.qparams is not None:
+                rounded[tensor.name] = tensor.qparams.round_values(
                     values.reference if values.layer_output is None else values.layer_output
                 )
         reference = interpreter.outputs

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from arm_recipes._internal.file_kinds import describe_model_file
+from arm_recipes._internal.file_kinds import describe_uncompiled_file
 from arm_recipes._internal.messages import warn
 from arm_recipes._internal.renamed_arguments import reject_renamed_arguments
 from arm_recipes.runtime.data_file import data_file_path
@@ -90,7 +90,7 @@ def _name_file(source: str | Path | bytes) -> Iterator[None]:
     except (ProgramError, RunError) as error:
         if not isinstance(source, (str, Path)):
             raise
-        kind = describe_model_file(Path(source).expanduser()) if isinstance(error, ProgramError) else None
+        kind = describe_uncompiled_file(Path(source).expanduser()) if isinstance(error, ProgramError) else None
         raise type(error)(f"'{source}': {error}{(kind and f'; it is {kind}') or ''}") from None
 
 

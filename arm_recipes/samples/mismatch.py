@@ -21,8 +21,8 @@ from torch.utils import _pytree as pytree
 from arm_backend_core.scalar_kind import ScalarKind, kind_of
 from arm_recipes._internal.conversions import (
     Conversion,
-    convert_dtype_code,
     describe_tensor,
+    dtype_conversion_code,
     dtype_name,
     list_shape_conversions,
 )
@@ -223,7 +223,7 @@ def _add_batch(tensor: torch.Tensor) -> Conversion:
 
 
 def _change(index: int, tensor: torch.Tensor, dtype: torch.dtype, conversion: Conversion | None = None) -> _Change:
-    code = convert_dtype_code(dtype_name(tensor.dtype), dtype_name(dtype))
+    code = dtype_conversion_code(dtype_name(tensor.dtype), dtype_name(dtype))
     if conversion is None:
         return _Change(index, dtype, tuple(tensor.shape), code, "")
     return _Change(index, dtype, conversion.shape, conversion.code + code, conversion.reason)

@@ -195,7 +195,7 @@ def test_export_with_labels(small: Path, capsys: pytest.CaptureFixture[str]) -> 
     accuracy = json.loads(capsys.readouterr().out)["accuracy"]
     assert (accuracy["reference"], accuracy["items"]) == (1.0, 4)
     assert main(command) == 2
-    assert "--labels are those of --calibration-samples" in capsys.readouterr().err
+    assert "--labels needs the samples that the labels belong to" in capsys.readouterr().err
 
 
 def test_inspect_writes_its_result_to_the_output_file(small: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -101,25 +101,25 @@ class IsolatedErrorSums:
     p999: float = 0.0
 
     @staticmethod
-    def of(reference: Tensor, unrounded: Tensor | None, grid: QuantizationGrid) -> IsolatedErrorSums:
+    def of(reference: Tensor, unrounded: Tensor | None, qparams: TensorQParams) -> IsolatedErrorSums:
         """Compute the error sums of one tensor.
 
         Args:
             reference: result in floating point.
             unrounded: result with quantized weights, before rounding; None if it equals ``reference``.
-            grid: representable values of the result.
+            qparams: quantization parameters of the result.
         """
         if not reference.numel():
             return IsolatedErrorSums()
         x = _flatten(reference)
-        low, high = grid.bounds
+        low, high = qparams.bounds
         minimum, maximum = map(float, torch.aminmax(x))
-        half_step = grid.scale / 2  # values less than half a step outside are rounded, not clipped
+        half_step = qparams.scale / 2  # values less than half a step outside are rounded, not clipped
         clips = minimum < low - half_step or maximum > high + half_step
         clipped_x = x.clamp(low, high) if clips else x
-        rounding = grid.round_values(clipped_x) - clipped_x
+        rounding = qparams.round_values(clipped_x) - clipped_x
         error = (
-            rounding if unrounded is None and not clips else grid.round_values(x if unrounded is None else unrounded)
+            rounding if unrounded is None and not clips else qparams.round_values(x if unrounded is None else unrounded)
         )
         error = error if error is rounding else error.reshape(-1).sub_(x)
         return IsolatedErrorSums(
@@ -138,8 +138,8 @@ class IsolatedErrorSums:
 
 
 @dataclass(frozen=True)
-class QuantizationGrid:
-    """Real numbers that a quantized tensor can represent: ``(integer - zero_point) * scale``."""
+class TensorQParams:
+    """Per-tensor quantization parameters. The tensor represents the numbers ``(integer - zero_point) * scale``."""
 
     scale: float
     zero_point: int

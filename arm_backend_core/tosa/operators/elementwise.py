@@ -248,11 +248,12 @@ def _rescale_violations(op: Op) -> Iterator[str]:
         max_magnitude = max(int(attrs["input_zp"]) - low - 1, high - int(attrs["input_zp"]))
         if max_magnitude >= 1 << (int(shift.min()) - 1):
             factor = float(multiplier[shift.argmin()]) / float(1 << int(shift.min()))
-            yield f"a factor of {factor:g} for {source.dtype.value}, whose values leave the range of its shift"
+            reason = "too large: a value minus input_zp exceeds 2**(shift - 1)"
+            yield f"a factor of {factor:g} for {source.dtype.value} ({reason})"
 
 
 def rescale_input_range(op: Op) -> tuple[int, int]:
-    """Smallest and largest element of the operand of a RESCALE: those of a constant, else those of its type."""
+    """Bounds of the elements of a RESCALE's operand: of its data if the operand is constant, else of its type."""
     source = op.inputs[0]
     if source.data is not None:
         elements = _rescale_elements(op, source.data)

@@ -68,7 +68,7 @@ def _concat_violations(op: Op) -> Iterator[str]:
         if value.rank != first.rank or any(
             i != axis and n != m for i, (n, m) in enumerate(zip(value.shape, first.shape, strict=True))
         ):
-            yield f"{value!r} beside {first!r}"
+            yield f"operands {first!r} and {value!r}: their ranks, or their sizes outside axis {axis}, differ"
 
 
 def _concat_shape(op: Op) -> Shape:
@@ -235,7 +235,7 @@ def _scatter_violations(op: Op) -> Iterator[str]:
     if op.inputs[2].shape != (n, w, c):
         yield f"{op.inputs[2]!r} for indices {op.inputs[1]!r}"
     if w > k:
-        yield f"{w} indices of {k} places: each may be written once"
+        yield f"{w} indices for {k} rows: each row may be written once"
 
 
 def _gather(op: Op, values: Array, indices: Array) -> Array:

@@ -107,7 +107,7 @@ class Operator:
         fields: graph attributes that are stored in the attribute table, in its order.
         constant_operands: (graph attribute, type) of each constant operand, in order, after the data operands. The type
             is one of: "shape" (CONST_SHAPE); "input0", "input1" or "output", the element type of that value;
-            "multiplier", INT32 if ``scale32``, else INT16; the value of a DType.
+            "multiplier", INT32 if ``scale32``, else INT16; or the value of a DType, such as "int8".
         find_violations: yields the violated ERROR_IF and REQUIRE statements of the specification, of those that do not
             depend on run-time values.
         compute: evaluates the operator in numpy, bit-exact for integers; returns None if the result is undefined
@@ -168,7 +168,7 @@ class Operator:
     def min_version(self, inputs: Sequence[DType], output: DType, target: Target | None = None) -> tuple[int, int]:
         """The first TOSA version with the operator on these element types in the profiles and extensions of ``target``.
 
-        If ``target`` is None, in any profile. A later version may add an operator to a further profile.
+        If ``target`` is None, all profiles and extensions count. A later version may add an operator to a profile.
         """
         rows = self._rows_by_types[tuple(inputs[:1] if self.is_variadic else inputs), output]
         return min(row.version for row in rows if target is None or row.is_supported_by(target))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from arm_backend_core.tosa.graph import Op
 from arm_backend_core.tosa.operators.record import LEVEL_8K, RANK_AT_LEAST_1, Shape, axis_violations, define_operator
 
-_CONV = """i8,i8,i32>i32/i32:INT i8,i4,i32>i32/i32:int4 i16,i8,i48>i48/i48:int16 bf16,bf16,bf16>bf16/f32:bf16
+_CONV_ROWS = """i8,i8,i32>i32/i32:INT i8,i4,i32>i32/i32:int4 i16,i8,i48>i48/i48:int16 bf16,bf16,bf16>bf16/f32:bf16
     f16,f16,f16>f16/f16:FP f16,f16,f16>f16/f32:FP f32,f32,f32>f32/f32:FP
     e4m3,e4m3,f16>f16/f16:fp8e4m3 e5m2,e5m2,f16>f16/f16:fp8e5m2"""
 _AVERAGE = """i8>i8/i32:INT i16>i16/i32:int16 bf16>bf16/f32:bf16 f16>f16/f16:FP f16>f16/f32:FP f32>f32/f32:FP
@@ -85,7 +85,7 @@ def window_violations(op: Op) -> Iterator[str]:
         if axis.slack < 0:
             yield f"a window longer than the padded {axis.name} of {axis.input_size}"
         elif axis.slack % axis.stride:
-            yield f"a window whose last position is not the end of the {axis.name}; cut {axis.slack % axis.stride}"
+            yield f"a last window that ends before the padded {axis.name} ends; cut {axis.slack % axis.stride}"
 
 
 def _conv_violations(op: Op) -> Iterator[str]:
@@ -142,16 +142,16 @@ def _pool_shape(op: Op) -> Shape:
     return op.inputs[0].shape[0], *(axis.output_size for axis in window_axes(op)), op.inputs[0].shape[-1]
 
 
-_conv: dict[str, Any] = {
+_CONV_RECORD: dict[str, Any] = {
     "fields": ("pad", "stride", "dilation", "local_bound", "acc_type"),
     "constant_operands": (_ZP_IN, _ZP_WEIGHT),
     "find_violations": _conv_violations,
 }
-_transposed = {**_conv, "fields": ("out_pad", "stride", "local_bound", "acc_type")}
-define_operator("CONV2D", _CONV, [(4, 4), (4, 4), (1, 1)], conv_shape, **_conv)
-define_operator("CONV3D", _CONV, [(5, 5), (5, 5), (1, 1)], conv_shape, **_conv)
-define_operator("DEPTHWISE_CONV2D", _CONV, [(4, 4), (4, 4), (1, 1)], conv_shape, **_conv)
-define_operator("TRANSPOSE_CONV2D", _CONV, [(4, 4), (4, 4), (1, 1)], _transposed_shape, **_transposed)
+_TRANSPOSE_CONV_RECORD = {**_CONV_RECORD, "fields": ("out_pad", "stride", "local_bound", "acc_type")}
+define_operator("CONV2D", _CONV_ROWS, [(4, 4), (4, 4), (1, 1)], conv_shape, **_CONV_RECORD)
+define_operator("CONV3D", _CONV_ROWS, [(5, 5), (5, 5), (1, 1)], conv_shape, **_CONV_RECORD)
+define_operator("DEPTHWISE_CONV2D", _CONV_ROWS, [(4, 4), (4, 4), (1, 1)], conv_shape, **_CONV_RECORD)
+define_operator("TRANSPOSE_CONV2D", _CONV_ROWS, [(4, 4), (4, 4), (1, 1)], _transposed_shape, **_TRANSPOSE_CONV_RECORD)
 define_operator(
     "AVG_POOL2D",
     _AVERAGE,

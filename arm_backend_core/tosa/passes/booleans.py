@@ -24,8 +24,8 @@ _INT8_VALUES = np.arange(-128, 128)
 def lower_bool_to_int8(graph: Graph, target: Target) -> None:
     """Lower all boolean operators and values of the graph to int8.
 
-    Before this pass, ``compose_tables`` has replaced int8 chains with comparisons by TABLEs. In the next round,
-    ``compose_tables`` can also include the arithmetic that this pass emits for the other comparisons.
+    Before this pass, ``compose_tables`` has replaced int8 chains that contain comparisons. In the next round of the
+    pipeline, ``compose_tables`` can also include the arithmetic that this pass emits for the other comparisons.
     """
     if target.hardware.has_booleans:
         return

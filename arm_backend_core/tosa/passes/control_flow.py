@@ -19,8 +19,9 @@ from arm_backend_core.tosa.passes.rewrite import skip_through
 def outline_control_flow(graph: Graph, target: Target) -> None:
     """Outline control flow if the target supports it.
 
-    Loops are outlined before branches, and inner ones before outer ones. Outlining moves inner WHILE_LOOPs and COND_IFs
-    into the region of the outer one. Then the function outlines the SELECTs in each new region.
+    Loops are outlined before branches, and inner loops and branches before the ones that contain them. Outlining moves
+    inner WHILE_LOOPs and COND_IFs into the region of the outer operator. Then the function outlines the SELECTs in each
+    new region.
     """
     if "controlflow" not in target.extensions:
         return
@@ -114,7 +115,7 @@ def _outline_loop(graph: Graph, target: Target, loop: int) -> None:
 
 
 def _find_captured(region: Collection[Op], results: Sequence[Value]) -> list[Value]:
-    """The captured values: operands of ``region``, and ``results``, that ``region`` does not compute. No constants."""
+    """The values that ``region`` reads or returns (``results``) but does not compute, without constants."""
     values = [value for op in region for value in op.inputs] + list(results)
     return list(dict.fromkeys(value for value in values if value.data is None and value.producer not in region))
 

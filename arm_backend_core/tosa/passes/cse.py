@@ -45,9 +45,9 @@ def duplicate_convolutions(graph: Graph, target: Target) -> None:
 def duplicate_rescales(graph: Graph, target: Target) -> None:
     """On U55 and U65, give each ADD, MUL and SUB its own RESCALEs of int8 and int16 operands.
 
-    Vela fuses a RESCALE with a single reader (``Hardware.fuses_shared_rescale``). A tensor that two residual sums read
-    with the same scale would otherwise be converted to int32, and both sums be computed in int32: 64 x 64 x 24 elements
-    take 2,880,000 instead of 1,110,000 cycles on U55-128, with six times the SRAM.
+    On these NPUs, Vela fuses a RESCALE into its reader only if the RESCALE has no other reader. If two residual sums
+    share a RESCALE, Vela converts the tensor to int32 and computes both sums in int32: 64 x 64 x 24 elements take
+    2,880,000 instead of 1,110,000 cycles on U55-128, with six times the SRAM.
     """
     if target.hardware.is_npu and not target.hardware.fuses_shared_rescale:
         apply_once(graph, target, {kind: [_duplicate_rescales] for kind in ("ADD", "MUL", "SUB")})

@@ -90,10 +90,11 @@ class _LayoutCosts:
     """Costs of every candidate layout of every value, from the operators that precede it and from those that follow.
 
     Attributes:
-        above: {value: {layout: accumulated cost of the layout changes before the value, through the layout-flexible
-            operators above it, if it is produced in this layout}}. The cheapest layout has cost 0.
-        below: {value: {layout: accumulated cost of the layout changes after the value, through its layout-flexible
-            readers, if it is written in this layout}}. The cheapest layout has cost 0.
+        above: {value: {layout: cost of producing the value in this layout}}, which is the cost of all layout changes
+            before the value. Layout-flexible operators pass costs on, other operators reset them to 0. Costs are
+            relative to the cheapest layout.
+        below: {value: {layout: cost of writing the value in this layout}}, which is the cost of all layout changes
+            after the value. Costs pass through layout-flexible readers, and are relative to the cheapest layout.
         candidates: {value: its candidate layouts}; the inner dictionaries are ordered sets.
         modes: {operator: its modes with candidate layouts only}.
         can_transpose: {type: whether the target can TRANSPOSE its elements}.
@@ -192,7 +193,8 @@ class _LayoutCosts:
     def _add_reader_costs(self, op: Op) -> None:
         """Record the costs of reading each operand of ``op`` in each of its layouts.
 
-        This is the cost of the other operands plus, for a layout-flexible operator, the cost below its result.
+        The cost of reading is the cost of the other operands. For a layout-flexible operator, the cost below its result
+        is added.
         """
         cost_below = self.below[op.output]
         for i, value in enumerate(op.inputs):

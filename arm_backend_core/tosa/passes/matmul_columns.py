@@ -76,7 +76,7 @@ def _concat_factors_of_slices(graph: Graph, target: Target) -> None:
 def _is_computed_from_slice(x: Value) -> bool:
     """Whether ``x`` results from elementwise arithmetic on a SLICE, optionally followed by RESCALE and TABLE.
 
-    For other values, Vela may choose NHWC or NHCWB16.
+    Whether Vela stores any other value in NHWC or in NHCWB16 is not known here.
     """
     op = skip_through(x, "RESCALE", "TABLE").producer
     sources = (

@@ -107,7 +107,7 @@ def is_identity_rescale(op: Op) -> bool:
 def merge_rescale(op: Op, rewriter: Rewriter) -> Value | None:
     """Remove a RESCALE that changes nothing; merge a RESCALE with a preceding RESCALE by 2**k that cannot saturate.
 
-    A preceding RESCALE of uint8 is merged only if it is by 1 (``_merge_unsigned_rescale``). If it is of another type,
+    A preceding RESCALE of uint8 is merged only if its scale is 1 (``_merge_unsigned_rescale``). For other types,
     ((x * 2**k) * m + 2**(s-1)) >> s equals (x * m + 2**(s-1-k)) >> (s-k), so that the factor 2**k reduces the shift by
     k. Double rounding adds a term for which this equation does not hold: with double rounding, k must be 0.
     """

@@ -79,9 +79,9 @@ def _undo_reshape(value: Value, old: tuple[int, ...], new: tuple[int, ...], rewr
     """Reshape ``value``, which broadcasts to shape ``old``, to a shape that broadcasts to shape ``new``.
 
     Returns:
-        None unless this is free: ``value`` is a RESHAPE from ``new``, a constant, a RESCALE of a constant without
-        per-channel scales, or has one element. Also None if a constant broadcasts along some, but not all dimensions of
-        a group (``reshape_groups``).
+        The reshaped value. None unless the reshape is free. It is free if ``value`` is a RESHAPE from ``new``, a
+        constant, or a RESCALE of a constant with one scale, or has one element. Also None if a constant broadcasts
+        along some, but not all dimensions of a group (``reshape_groups``).
     """
     reshape = producer(value, "RESHAPE")
     if reshape is not None and value.shape == old and reshape.inputs[0].shape == new:

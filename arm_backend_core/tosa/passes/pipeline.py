@@ -102,7 +102,8 @@ PASSES = (
     ),
     ScheduledPass(
         booleans.lower_bool_to_int8,
-        "Int8 chains with comparisons are TABLEs by now. In the next round, other comparisons can join chains.",
+        "TABLEs have replaced int8 chains that contain comparisons. In the next round, other comparisons can join "
+        "chains.",
         BOOLEANS_LOWERED,
     ),
     ScheduledPass(

@@ -181,7 +181,7 @@ _EXTRA_SWEEPS_FOR_SPLITS = 8
 def rewrite_to_fixpoint(graph: Graph, target: Target, rules: RulesByKind) -> None:
     """Repeat ``apply_once`` until no rule applies.
 
-    A rule must remove an operator, or move it past another one. All rules of a set move operators in the same
+    A rule must remove an operator, or move it past another operator. All rules of a set move operators in the same
     direction. An operator can therefore move at most as often as there are operators, which bounds the number of
     sweeps. A rule that splits an operator (``rewrite_strided_convolution`` splits a stride) needs a few more sweeps.
 

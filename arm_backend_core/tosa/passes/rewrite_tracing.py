@@ -107,8 +107,8 @@ def _find_condition(code: CodeType, line: int) -> tuple[int, str]:
 
     Returns:
         the first line and the source text of the condition. If the line belongs to a statement such as ``return
-        helper(x)``, the first line of this statement and the text of the returned expression. With neither, ``line``
-        and a text that says so.
+        helper(x)``, the first line of this statement and the text of the returned expression. If there is neither a
+        condition nor such a statement, ``line`` and "the rule ended without a match".
     """
     first, text = line, "the rule ended without a match"
     for node in ast.walk(_parse(code.co_filename)):

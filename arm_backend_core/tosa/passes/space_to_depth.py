@@ -29,7 +29,8 @@ from arm_backend_core.tosa.operators.windows import window_axes
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, rewrite_to_fixpoint
 
 Array = np.ndarray[Any, Any]
-#: Penalty in cycles for each operation of a stride that Vela splits. It exceeds the cycles of all other candidates.
+#: Penalty in cycles for each operation into which Vela splits a convolution with a large stride. The penalty exceeds
+#: the cycles of all candidates without such a stride.
 _SPLIT_STRIDE_COST = 1e12
 #: Maximum number of elements of an im2col patch. ``_ReshapePatches`` is cheaper for larger patches.
 _MAX_IM2COL_PATCH = 256
@@ -89,8 +90,8 @@ class _ConvAxis:
         """Yield splits into two convolutions: (im2col, convolution of the im2col result).
 
         The im2col of the first split moves the elements of one stride into channels. If the stride exceeds
-        ``max_stride``, it moves only 2 or 3 elements, whichever divides the stride, else 1. The second split, for
-        kernels from 2 to 8 and strides up to ``max_stride``, moves a whole window.
+        ``max_stride``, the im2col moves 2 elements if 2 divides the stride, else 3 if 3 divides the stride, else 1. The
+        second split, for kernels from 2 to 8 and strides up to ``max_stride``, moves a whole window.
         """
         factor = self.stride
         if factor > max_stride:
@@ -155,7 +156,7 @@ def rewrite_strided_convolution(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def _skip_slice_of_unread_elements(op: Op) -> Value:
-    """The input of a CONV2D. If a SLICE of elements that no window reads produces it, the input of this SLICE.
+    """The input of a CONV2D. If a SLICE produces the input and removes only unread elements, the input of this SLICE.
 
     If windows extend beyond the sliced size, the SLICE stays: the windows read padding there and not the removed
     elements.

@@ -60,8 +60,8 @@ def _find_equal_weights(graph: Graph, target: Target) -> list[tuple[Op, int]]:
     convolution gets the bias of the first.
 
     Returns:
-        (convolution, n) for each convolution that needs a change: n = 1, 2, ... numbers the biases after the first one
-        that occur with equal weights. ``_make_weights_distinct`` appends n columns.
+        (convolution, number of columns to append to its weight), for each convolution whose bias is not the first one
+        that occurs with equal weights. The second bias gets one column, the third two, and so on.
     """
     users, biases_by_weights, matches = graph.users(), dict[tuple[Any, ...], dict[Any, int]](), []
     for op in graph.ops:

@@ -31,7 +31,8 @@ NONUNARY = frozenset(ELEMENTWISE - UNARY)
 _UNARY_INTEGER = ("ABS", "BITWISE_NOT", "CLZ", "LOGICAL_NOT", "NEGATE")
 #: Operators that the NPU cannot scale, although Vela fuses the RESCALEs of their operands into them.
 _UNSCALED_KINDS = (*_UNARY_INTEGER, "BITWISE_AND", "BITWISE_OR", "BITWISE_XOR")
-#: Vela duplicates a RESCALE that only these operators read, for each of them. It lowers CAST to ADD before that.
+#: If only operators of these kinds read a RESCALE, Vela duplicates the RESCALE for each of them. CAST is one of these
+#: kinds, because Vela first lowers CAST to ADD.
 RESCALE_DUPLICATING_KINDS = frozenset({*NONUNARY, *_UNARY_INTEGER, "CAST"})
 #: Operators into which Vela fuses the RESCALE of their result, but then clips to the range of their own type.
 _OWN_TYPE_CLIPPING_KINDS = (NONUNARY - {"INTDIV"}) | {"BITWISE_NOT", "CAST", "MAX_POOL2D", "RESIZE", "SELECT"}
@@ -40,8 +41,8 @@ _OWN_TYPE_CLIPPING_KINDS = (NONUNARY - {"INTDIV"}) | {"BITWISE_NOT", "CAST", "MA
 def _is_scaled_maximum(op: Op, rewriter: Rewriter) -> bool:
     """Match a RESCALE to the same type, by another scale than 1, that is the only reader of a MAX_POOL2D or REDUCE_MAX.
 
-    Bug ``scaled_maximum``: Vela fuses both into a max pooling with ``OFM_SCALE``. U55 and U65 do not scale a maximum,
-    so that the RESCALE is lost. IDENTITYs, RESHAPEs and RESCALEs by 1 may be between the two.
+    Bug ``scaled_maximum``: Vela fuses both operators into a max pooling with ``OFM_SCALE``. U55 and U65 do not scale a
+    maximum, so that the RESCALE is lost. IDENTITYs, RESHAPEs and RESCALEs by 1 may be between the two.
     """
     if op.attrs["input_zp"] or op.attrs["output_unsigned"] or log2_scale(op) == 0:
         return False
@@ -118,8 +119,8 @@ def _match_unequal_scales(op: Op, rewriter: Rewriter) -> _ScaledSum | None:
 def _enlarge_scales(op: Op, match: _ScaledSum, rewriter: Rewriter) -> Value:
     """Multiply the operand scales by 2**e, so that the larger one is 2**14 or 2**19, and divide the last scale by 2**e.
 
-    The sum stays within 31 bits. If the larger scale is not a power of two, a MUL scales one operand instead, because
-    Vela does not fuse it. If data movement follows the sum, a copy prevents Vela from fusing the last RESCALE.
+    The sum stays within 31 bits. If the larger scale is not a power of two, a MUL, which Vela does not fuse, scales one
+    operand instead. If data movement follows the sum, a copy prevents Vela from fusing the last RESCALE.
     """
     addition, rescales, factors, exponent = match.addition, match.rescales, match.factors, match.exponent
     b, attrs, large = rewriter.builder, dict(op.attrs), max(factors)
@@ -144,7 +145,7 @@ def _find_integer_scales(addition: Op, rewriter: Rewriter, *, use_merged: bool) 
     merges two consecutive RESCALEs.
 
     Args:
-        use_merged: whether to return the first of consecutive RESCALEs that Vela merges, and not the last.
+        use_merged: if True, return the first of the consecutive RESCALEs that Vela merges; if False, the last.
 
     Returns:
         (RESCALEs, integer scales), or None.
@@ -184,7 +185,7 @@ def _loses_scale_in_reader(op: Op, rewriter: Rewriter, *, kinds: tuple[str, ...]
     """Match a RESCALE of int8 or int16 with a scale other than 1 that Vela fuses into a reader that cannot scale.
 
     The scale is lost. Bug ``rescaled_once``: the reader is ABS, CLZ, another unary operator, or BITWISE_AND, OR or XOR.
-    Bug ``rescaled_choice``: it is SELECT, which Vela lowers to bitwise operators.
+    Bug ``rescaled_choice``: the reader is SELECT, which Vela lowers to bitwise operators.
 
     Args:
         kinds: the operator kinds of the readers.
@@ -203,7 +204,7 @@ def _is_read_by(kinds: tuple[str, ...], op: Op, rewriter: Rewriter) -> bool:
 
 
 def readers_past_views(value: Value, rewriter: Rewriter, passed: frozenset[str]) -> Iterator[tuple[Op, frozenset[str]]]:
-    """The readers of ``value``, and in place of RESHAPEs and SLICEs, their readers.
+    """The readers of ``value``. Readers of a RESHAPE or SLICE replace the RESHAPE or SLICE.
 
     A TRANSPOSE that moves only dimensions of size 1 counts as a RESHAPE. On U85, a RESHAPE that adds or removes only
     dimensions of size 1 is not among the kinds.

@@ -62,10 +62,10 @@ def _is_slice_behind_cancelling_transposes(value: Value) -> bool:
 
 
 def _reduces_column(op: Op, value: Value, rewriter: Rewriter) -> bool:
-    """Whether a reduction along the last axis reads a tensor that a RESHAPE makes from, or into, a column [.., n, 1].
+    """Whether a reduction along the last axis reads a RESHAPE of x, and x or another RESHAPE of x is [.., n, 1].
 
-    Bug ``column``: Vela reduces [.., n, 1] in NHCWB16 bricks of 16 channels but allocates memory for [.., n]. It writes
-    n elements to 16 n bytes. A copy separates the two tensors.
+    Bug ``column``: Vela reduces [.., n, 1] in NHCWB16 bricks of 16 channels but allocates memory for [.., n]. The n
+    elements are written over 16 * n bytes, beyond the allocated memory. A copy separates the two tensors.
     """
     reshape = producer(value, "RESHAPE")
     if reshape is None or op.attrs["axis"] != value.rank - 1 or value.shape[-1] == 1:

@@ -21,13 +21,13 @@ DATA_MOVEMENT = ("CONCAT", "IDENTITY", "PAD", "RESHAPE", "SLICE", "TILE", "TRANS
 
 
 def _loses_clipping(op: Op, rewriter: Rewriter, *, scaled: bool = False) -> bool:
-    """Match a RESCALE by 1 to fewer bits that clips, followed by a RESCALE by 1 to as many bits or more.
+    """Match a RESCALE by 1 to fewer bits that clips, followed by a RESCALE by 1 that does not narrow.
 
     Bug ``unclipped``: Vela removes both RESCALEs, and with them the clipping of the first. Data movement may be between
     the two.
 
     Args:
-        scaled: whether the second RESCALE may have any scale (bug ``unclipped_scaled``).
+        scaled: if True, the second RESCALE may have any scale (bug ``unclipped_scaled``).
     """
     source, dtype = op.inputs[0], op.output.dtype
     if log2_scale(op) != 0 or dtype.bytes >= source.dtype.bytes or op.attrs["rounding_mode"] != "SINGLE_ROUND":
@@ -50,10 +50,10 @@ def _preserve_clipping(op: Op, match: bool, rewriter: Rewriter) -> Value:
 
 
 def _is_widened_again(value: Value, rewriter: Rewriter, *, scaled: bool) -> bool:
-    """Whether a RESCALE to as many bits or more reads ``value`` and Vela may merge it with the producer of ``value``.
+    """Whether a RESCALE that does not narrow reads ``value``, and Vela may merge it with the producer of ``value``.
 
-    Data movement may be between the two. Vela always merges a RESCALE by 1. With another scale (if ``scaled``), it
-    merges on U85, and on U55 and U65 only a single reader.
+    Data movement may be between the two. Vela always merges a RESCALE by 1. If ``scaled`` is True, RESCALEs of other
+    scales also count: Vela merges them on U85, and on U55 and U65 if they are the only reader.
     """
     may_merge = scaled and (rewriter.has_one_use(value) or rewriter.builder.target.hardware.fuses_shared_rescale)
     for op in rewriter.users(value) or ():
@@ -83,10 +83,10 @@ def _loses_multiplier_bits(op: Op, rewriter: Rewriter) -> bool:
 
 
 def _loses_clipping_at_zero_point(op: Op, rewriter: Rewriter) -> bool:
-    """Match a RESCALE by 1 that changes the zero point, after a RESCALE to as many bits that may clip.
+    """Match a RESCALE by 1 that changes the zero point, after a RESCALE to the same type that may clip.
 
     Bug ``unclipped_move``: Vela merges both into one RESCALE that clips only at the end. A RESCALE by 1 to int32 may be
-    between the two.
+    between the two. The first RESCALE does not widen.
     """
     x, _ = trace_back(
         op.inputs[0],
@@ -99,10 +99,10 @@ def _loses_clipping_at_zero_point(op: Op, rewriter: Rewriter) -> bool:
 
 
 def _may_clip(op: Op) -> bool:
-    """Whether a RESCALE to as many or fewer bits may clip.
+    """Whether a RESCALE that does not widen may clip.
 
-    For fewer bits, the function returns False only for a RESCALE by 1 whose operand fits. It does not analyse other
-    scales.
+    For a RESCALE to fewer bits, the result is False only if the scale is 1 and the operand fits: the function does not
+    analyse other scales.
     """
     source, (low, high) = op.inputs[0], op.output.dtype.range
     if source.dtype.bytes > op.output.dtype.bytes:
@@ -130,8 +130,8 @@ def _match_narrowing_cast(op: Op, rewriter: Rewriter) -> int | None:
 def _match_chained_cast(op: Op, rewriter: Rewriter) -> int | None:
     """Match a CAST that ``_match_narrowing_cast`` matches, if all its readers are of the same elementwise kind.
 
-    Bug ``chained_cast``: in one chain with a reader, the CAST saturates as on U55. RESHAPEs may be between the two.
-    CLAMP is excluded, because Vela fuses it with the CAST.
+    Bug ``chained_cast``: if Vela puts the CAST and its reader into one chain, the CAST saturates as on U55. RESHAPEs
+    may be between the two. CLAMP is excluded, because Vela fuses it with the CAST.
     """
     result = op.output
     while (users := rewriter.users(result)) and len(users) == 1 and users[0].kind == "RESHAPE":
@@ -163,7 +163,7 @@ def _value_bounds(value: Value, depth: int = 8) -> tuple[float, float]:
     """(minimum, maximum) of a value by interval arithmetic on the operators that typically precede a CAST.
 
     Args:
-        depth: maximum number of preceding operators to analyse. The bounds before them are those of the element type.
+        depth: maximum number of preceding operators to analyse. Their operands have the bounds of the element type.
     """
     op = value.producer
     if value.data is not None:
@@ -182,7 +182,7 @@ def _value_bounds(value: Value, depth: int = 8) -> tuple[float, float]:
 
 
 def _bounds_of_mul_or_shift(op: Op, operand: tuple[float, float]) -> tuple[float, float]:
-    """Bounds of x * 1 and x << n >> n, which the workarounds emit. For any other MUL or shift, those of the type."""
+    """Bounds of x * 1 and x << n >> n, which the workarounds emit. For any other MUL or shift, the type's bounds."""
     type_min, type_max = op.output.dtype.range
     if op.kind == "MUL":
         is_identity = op.inputs[1].data is not None and op.inputs[1].data.flat[0] == 1 and not op.attrs["shift"]
@@ -209,7 +209,7 @@ def _is_clamped_cast(op: Op, value: Value, rewriter: Rewriter) -> bool:
 
 
 def _is_rescaled_cast(op: Op, value: Value, rewriter: Rewriter) -> bool:
-    """Whether a RESCALE reads a CAST, and its result has fewer bits than the operand of the CAST.
+    """Whether a RESCALE reads a CAST, and the RESCALE's result has fewer bits than the CAST's operand.
 
     Bug ``rescaled_cast``: Vela fuses both into one operation without clipping. Data movement may be between the two. A
     copy of the CAST prevents the fusion.

@@ -23,8 +23,8 @@ def _copy_outputs(graph: Graph, target: Target, indices: Sequence[int]) -> None:
 def _find_returned_masks(graph: Graph, target: Target) -> list[int]:
     """Find boolean outputs that an operator reads too.
 
-    Bug ``returned_mask``: a true element of an NPU mask has all bits set. Vela converts an output from all bits to 1 in
-    place, so that the other operator reads 1 as its mask.
+    Bug ``returned_mask``: a true element of an NPU mask has all bits set. Vela converts the true elements of an output
+    to 1 in place, so that the operator reads 1 instead of a mask.
 
     Returns:
         the indices of these outputs.
@@ -43,10 +43,11 @@ def _find_returned_views(graph: Graph, target: Target) -> list[int]:
 
     Bug ``returned_view``: the compiled program lacks an output that is
 
-    - a RESHAPE whose only reader is a TRANSPOSE, directly or through RESHAPEs: Vela moves the RESHAPE after it;
-    - a TRANSPOSE that another TRANSPOSE reads: Vela merges both. Vela itself may insert the other TRANSPOSE for a
-      MATMUL or REDUCE_SUM;
-    - the input of TRANSPOSEs that cancel: Vela removes them.
+    - a RESHAPE whose only reader is a TRANSPOSE, directly or through RESHAPEs: Vela moves the RESHAPE after the
+      TRANSPOSE;
+    - a TRANSPOSE that a second TRANSPOSE reads: Vela merges both. The second TRANSPOSE may be one that Vela inserts for
+      a MATMUL or REDUCE_SUM;
+    - the input of TRANSPOSEs that cancel: Vela removes these TRANSPOSEs.
 
     Returns:
         the indices of these outputs.

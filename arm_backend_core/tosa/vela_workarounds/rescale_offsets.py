@@ -91,7 +91,7 @@ def _is_between_concatenations(op: Op, rewriter: Rewriter) -> bool:
     Also match a per-channel RESCALE after any producer that ``_find_partitioned_producer`` finds. Bug ``joined_again``:
     if each of the three is the only reader of the preceding one, Vela merges them and writes only one part. The first
     operand of a second CONCAT is not affected. For a per-channel RESCALE, Vela rescales each part by the scales of the
-    first channels, and not by those of the part's channels.
+    first channels, and not by the scales of the part's channels.
     """
     source, readers = _find_partitioned_producer(op, rewriter), rewriter.users(op.output)
     if source is not None and op.attrs["per_channel"]:
@@ -151,7 +151,7 @@ def _duplicating_readers(op: Op, rewriter: Rewriter) -> list[tuple[Op, frozenset
 
 
 def _final_readers(value: Value, rewriter: Rewriter, passed: frozenset[str]) -> Iterator[tuple[Op, frozenset[str]]]:
-    """The readers of ``value``, and in place of a RESCALE that Vela fuses into several readers, these readers.
+    """The readers of ``value``. If Vela fuses a RESCALE into several readers, these readers replace the RESCALE.
 
     Args:
         passed: kinds of the operators between the original value and ``value``.
@@ -262,7 +262,10 @@ def _may_fuse_into_producer(value: Value, rewriter: Rewriter) -> bool:
 
 
 def _gets_own_rescale_per_reader(value: Value, rewriter: Rewriter) -> bool:
-    """Whether Vela emits a separate RESCALE for each reader of ``value``: one reader, or ``NONUNARY`` ones only."""
+    """Whether each reader of ``value`` has a RESCALE of its own in Vela.
+
+    This is true if ``value`` has one reader, or if all readers are of the kinds ``NONUNARY``.
+    """
     readers = rewriter.users(value)
     return readers is not None and (len(readers) == 1 or all(reader.kind in NONUNARY for reader in readers))
 
@@ -270,8 +273,8 @@ def _gets_own_rescale_per_reader(value: Value, rewriter: Rewriter) -> bool:
 def _loses_result_offset(reader: Op, value: Value, rewriter: Rewriter) -> bool:
     """Whether the only reader of a RESCALE to or from int32 is a CONCAT or PAD that stores its result at an offset.
 
-    Bug ``joined_rescale``: unless its producer fuses the RESCALE, Vela writes the result to the start of the larger
-    tensor.
+    Bug ``joined_rescale``: unless the producer of the RESCALE's operand fuses the RESCALE, Vela writes the result to
+    the start of the larger tensor.
     """
     rescale = producer(value, "RESCALE")
     if rescale is None or not _has_int32(rescale) or not rewriter.has_one_use(value):

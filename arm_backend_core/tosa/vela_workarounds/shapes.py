@@ -130,9 +130,9 @@ def _reverse_in_rank_three(op: Op, flat: tuple[int, int, int], rewriter: Rewrite
 def _rewrite_minimum_as_maximum(op: Op, match: bool, rewriter: Rewriter) -> Value:
     """Emit min(x) as ~max(~x), where ~x = -1 - x.
 
-    Bug ``reduce_min``: Vela lowers REDUCE_MIN in the same way, to SUB, max pooling and SUB. Its second SUB has the
-    shape of a following RESHAPE, so that it broadcasts the first row of the pooling to all rows. As separate TOSA
-    operators, each has the correct shape.
+    Bug ``reduce_min``: Vela lowers REDUCE_MIN in the same way, to SUB, max pooling and SUB. The second SUB gets the
+    shape of a following RESHAPE, so that it broadcasts the first row of the pooling to all rows. Vela gives separate
+    TOSA operators their correct shapes.
     """
     b = rewriter.builder
     maximum = b.reduce("REDUCE_MAX", _emit_complement(op.inputs[0], b), op.attrs["axis"])

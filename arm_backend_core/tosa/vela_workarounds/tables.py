@@ -29,9 +29,9 @@ def duplicate_cheap_producers(graph: Graph, target: Target) -> None:
 
 
 def _duplicate_matmul_column(op: Op, rewriter: Rewriter) -> Value | None:
-    """Let a RESHAPE read a duplicate of a column of shape (1, n, 1), so that a MATMUL is the column's only reader.
+    """If a RESHAPE and a MATMUL read a column of shape (1, n, 1), compute the column again for the RESHAPE.
 
-    Vela transposes a column only if it has a single reader.
+    Vela transposes a column only if the column has a single reader. The MATMUL is then the only one.
     """
     b, x = rewriter.builder, op.inputs[0]
     rescale = producer(x, "RESCALE")
@@ -63,9 +63,9 @@ def _copy_table_operand(op: Op, rewriter: Rewriter) -> Value | None:
 def _is_table_fused_into_transpose(op: Op, value: Value, rewriter: Rewriter) -> bool:
     """Whether Vela fuses a TABLE or CLAMP into the preceding TRANSPOSE and miscompiles both.
 
-    Bug ``joined_table``: before a CONCAT or PAD, the fused operation loses its offset in the larger tensor. Bug
-    ``crowded_table``: the internal memory of U55-32 and U55-64 has no room for the table. A copy between TRANSPOSE and
-    TABLE prevents the fusion.
+    Bug ``joined_table``: before a CONCAT or PAD, the fused operation loses its offset in the larger tensor. The record
+    ``joined_table`` also covers bug ``crowded_table``: the internal memory of U55-32 and U55-64 has no room for the
+    table. A copy between TRANSPOSE and TABLE prevents the fusion.
     """
     readers = [reader.kind for reader in rewriter.users(op.output) or ()]
     is_lost = readers in (["CONCAT"], ["PAD"]) or (op.kind == "TABLE" and rewriter.builder.target.macs in (32, 64))
@@ -75,8 +75,8 @@ def _is_table_fused_into_transpose(op: Op, value: Value, rewriter: Rewriter) -> 
 def _is_second_fused_table(op: Op, value: Value, rewriter: Rewriter) -> bool:
     """Whether a TABLE or CLAMP follows a REVERSE or TRANSPOSE, which follows another TABLE or CLAMP.
 
-    Bug ``transposed_table``: Vela fuses all three into one operation, which has a single table and a single range. The
-    other table or range is lost. A copy before the last TABLE or CLAMP prevents the fusion.
+    Bug ``transposed_table``: Vela fuses all three into one operation, which has a single table and a single range. One
+    of the two tables or ranges is lost. A copy before the last TABLE or CLAMP prevents the fusion.
     """
     result = skip_through(value, "RESHAPE", "RESCALE")
     source = skip_through(result, "RESHAPE", "RESCALE", "REVERSE", "TRANSPOSE")
@@ -107,7 +107,8 @@ def _split_into_halves(op: Op, steps: list[Op], rewriter: Rewriter) -> Value:
     b, shape = rewriter.builder, steps[0].output.shape
     axis = next((axis for axis, size in enumerate(shape) if size > 1), None)
     if axis is None:
-        # A single element cannot be split. Vela fuses a CLAMP to the full range with the arithmetic, and not the TABLE.
+        # A single element cannot be split. Insert a CLAMP to the full range before the TABLE: Vela then fuses the CLAMP
+        # into the arithmetic, and not the TABLE.
         clamped = b.reshape(b.clamp(table.inputs[0], *table.inputs[0].dtype.range), shape)
         return b.reshape(_emit_unary_sequence(steps[steps.index(table) :], clamped, b), op.output.shape)
     middle, halves = shape[axis] // 2, []
@@ -148,7 +149,7 @@ def _may_chain_tables(op: Op, table: Op, length: int, operands: int, rewriter: R
         op: the operator from which to search backwards.
         table: the last TABLE of the chain.
         length: number of operations in the chain, without ``op``.
-        operands: number of external operands of the chain, without those of ``op``.
+        operands: number of external operands of the chain, without the operands of ``op``.
         rewriter: the rewriter of the graph.
     """
     if op.kind not in (*ELEMENTWISE, "RESHAPE") or length > _MAX_CHAIN_OPERATIONS or operands > _MAX_CHAIN_OPERANDS:
@@ -170,10 +171,10 @@ def _count_operands(op: Op) -> int:
 
 
 def _count_table_operands(op: Op, rewriter: Rewriter) -> int:
-    """Count the operands of the operation that computes a TABLE.
+    """Count the operands of the NPU operation that a TABLE becomes a part of.
 
-    If Vela certainly fuses the TABLE into arithmetic, this is the arithmetic. Otherwise it is the TABLE, which has one
-    operand.
+    If Vela certainly fuses the TABLE into the preceding arithmetic, the operands of the arithmetic are counted.
+    Otherwise the result is 1, for the operand of the TABLE.
     """
     value = op.inputs[0]
     rescale = producer(value, "RESCALE")
