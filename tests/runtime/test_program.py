@@ -303,7 +303,7 @@ def test_run_batch_accepts_samples_of_every_form() -> None:
     endless = program.run_batch(itertools.repeat(samples[0]))
     assert torch.equal(next(endless), next(endless))
     assert list(program.run_batch([])) == []
-    with pytest.raises(ValueError, match="sample 0: .*x"):
+    with pytest.raises(ValueError, match=r"sample 0: .*x"):
         next(program.run_batch([{}]))
     wrong = program.run_batch([samples[0], (torch.ones(1),)])
     next(wrong)
