@@ -126,7 +126,7 @@ ELSEWHERE = {
     },
     "arm_recipes.report": {
         "report/test_cpu_layer_costs.py": "kernels",
-        "report/test_report.py": "comparisons costs lowered_program memory network record",
+        "report/test_report.py": "comparisons costs lowered_program memory layer_graph record",
     },
     "arm_recipes.runtime": {
         "runtime/test_program.py": "calls delegates errors sandbox signature tensor_info vgf_payload",
