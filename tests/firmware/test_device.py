@@ -73,7 +73,7 @@ def test_a_pool_of_one_byte_less_fails_with_an_error(root: Path) -> None:
     [
         ("model.c", "arm_model_pte", "build or flash all files of one export"),
         ("model.c", "arm_model_ptd", "the data file in memory has CRC-32"),
-        ("golden.c", "case1_output0", "case 1: output output0 differs from what it was"),
+        ("golden.c", "case1_output0", "case 1: output output0 differs from the output at export"),
     ],
 )
 def test_files_of_different_exports_are_detected(root: Path, name: str, array: str, message: str) -> None:
@@ -132,7 +132,7 @@ def test_int8_kernels_on_a_cortex_m55(tmp_path: Path, root: Path) -> None:
     finally:
         path.write_text(text)
     assert not ok
-    assert "case 1: output output1 differs from what it was" in printed
+    assert "case 1: output output1 differs from the output at export" in printed
 
 
 @pytest.mark.verify
