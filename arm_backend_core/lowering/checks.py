@@ -38,7 +38,7 @@ def check_result(node: Node, result: Result) -> Result:
 
 
 def _matches_meta(item: Operand | Univariate, meta: torch.Tensor) -> bool:
-    """Whether a result has the shape and element type of ``meta``, which is floating point for a quantized result."""
+    """Whether a result has the shape and type of ``meta``. For a quantized result, ``meta`` is floating point."""
     tensor = item.base if isinstance(item, Univariate) else item
     if tensor.shape != tuple(meta.shape):
         return False
