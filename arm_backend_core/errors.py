@@ -37,7 +37,7 @@ class InternalError(ArmBackendError):
 
 
 def is_strict() -> bool:
-    """Whether ``ARM_BACKEND_CORE_STRICT`` is set: faults stop the compilation, and each pass is checked (``tosa.passes``)."""
+    """Whether ``ARM_BACKEND_CORE_STRICT`` is set: faults stop the compilation, and each pass's result is checked."""
     return bool(os.environ.get("ARM_BACKEND_CORE_STRICT"))
 
 

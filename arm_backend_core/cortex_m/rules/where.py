@@ -32,19 +32,19 @@ _LOGIC = (
 @rule(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
 def where(cx: KernelContext) -> QuantizedValue:
     """Select one of two tensors or numbers for each element."""
-    condition = _condition(cx, cast(Node, cx.node.args[0]))
-    branches = [_branch(cx, argument) for argument in cx.node.args[1:3]]
+    condition = _emit_condition(cx, cast(Node, cx.node.args[0]))
+    branches = [_emit_branch(cx, argument) for argument in cx.node.args[1:3]]
     return cx.clamp(cx.make_result(cx.emit.call(aten.where.self, condition, *branches)))
 
 
-def _branch(cx: KernelContext, argument: Any) -> Node:
+def _emit_branch(cx: KernelContext, argument: Any) -> Node:
     """Convert a tensor or a number to int8 with the result's quantization parameters."""
     if isinstance(argument, Node):
         return cx.emit.materialize(cx.requantize(cx.operand(argument), cx.result.q))
     return cx.emit.constant(cx.result.q.quantize(np.array(float(argument))).astype(np.int8), "operand")
 
 
-def _condition(cx: KernelContext, argument: Node) -> Node:
+def _emit_condition(cx: KernelContext, argument: Node) -> Node:
     """Emit the condition as booleans. A condition that cannot be computed from int8 values stays in floating point."""
     constant = cx.constant_data(argument)
     if constant is not None:
@@ -55,7 +55,7 @@ def _condition(cx: KernelContext, argument: Node) -> Node:
     if overload in _COMPARISONS_OF_TENSORS and all(map(is_dequantize, sources)):
         return _compare(cx, argument)
     if overload in _LOGIC and all(source.meta["val"].dtype is torch.bool for source in sources):
-        return cx.emit.call(overload, *(_condition(cx, cast(Node, source)) for source in argument.args))
+        return cx.emit.call(overload, *(_emit_condition(cx, cast(Node, source)) for source in argument.args))
     return argument
 
 
