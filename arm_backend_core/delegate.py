@@ -126,7 +126,7 @@ def _lower_to_kernels(program: ExportedProgram, spec: ArmCompileSpec) -> list[co
 
     assert spec.isa is not None
     refusals = lower_to_kernels(program, spec.isa)
-    if isinstance(spec, CortexMCompileSpec):  # with an NPU, ``delegate`` has stored why the NPU refuses
+    if isinstance(spec, CortexMCompileSpec):  # with an NPU, ``delegate`` has stored why the NPU refuses the operator
         reasons = {node: refusal.reason for node, refusal in refusals.items()}
         for node, reason in {**find_unquantized_operators(program), **reasons}.items():
             set_refusal_reason(node, reason)
@@ -314,7 +314,7 @@ def _make_reference_executor(
     return execute
 
 
-#: {torch dtype that NumPy lacks: integer dtype of the same width, as which its bits are converted}.
+#: {torch dtype that NumPy lacks: integer dtype of the same width, to which it is bitcast}.
 _BITCAST_DTYPES = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
 #: {TOSA dtype: torch dtype} for the keys of ``_BITCAST_DTYPES``.
 _TORCH_DTYPES = {to_tosa_dtype(dtype): dtype for dtype in _BITCAST_DTYPES}

@@ -78,7 +78,7 @@ class FusionPlan:
     def activation_operands(self, node: Node) -> list[Node]:
         """The distinct float32 operands that are quantized as activations.
 
-        Constants with one element are excluded if ``node`` is an elementwise function: they become scalars of it.
+        Constants with one element are excluded if ``node`` is an elementwise function, which takes them as scalars.
         """
         record = self._records[node]
         args = list(node.args) if record.activations is None else [node.args[i] for i in record.activations]
@@ -208,7 +208,7 @@ class FusionPlan:
             or (TIMESTEP_SLOT in user.meta and record.kind is not AnnotationKind.CONV)
         ):
             return True
-        # Functions of one tensor do not benefit, except x + number: it may be a divisor with an added epsilon.
+        # Functions of one tensor do not benefit, except x + number, which may be a divisor with an added epsilon.
         is_binary_or_add = not has_chain_base or target is aten.add.Tensor
         is_elementwise = record.absorbs_activation and record.is_univariate and is_binary_or_add
         return (

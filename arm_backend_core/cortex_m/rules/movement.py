@@ -173,7 +173,10 @@ def select_chunk(cx: KernelContext) -> QuantizedValue:
 
 @rule(aten.topk.default, aten.sort.default, aten.max.dim, aten.min.dim, table=MULTI_RESULT_RULES)
 def select_by_order(cx: KernelContext) -> QuantizedValue:
-    """Compute ``topk``, ``sort``, ``max`` or ``min`` on int8. Readers of the indices read the same int8 operator."""
+    """Compute ``topk``, ``sort``, ``max`` or ``min`` on int8.
+
+    The int8 operator also computes the indices; their readers are redirected to it.
+    """
     source, index = cx.node.all_input_nodes[0], cast(int, cx.node.args[1])
     x = _requantized_operand(cx, source.args[0])
     ordered = cx.emit.call(source.target, cx.emit.materialize(x), *source.args[1:], **source.kwargs)

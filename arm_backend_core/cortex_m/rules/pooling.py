@@ -151,7 +151,7 @@ def mean_or_sum(cx: KernelContext) -> QuantizedValue:
 
 
 def _average_dimensions(cx: KernelContext, x: QuantizedValue, reduced: list[int]) -> QuantizedValue:
-    """Mean over dimensions whose result has the operand's quantization parameters, by average pooling.
+    """Mean over dimensions by average pooling, for a result with the operand's quantization parameters.
 
     The window covers all reduced dimensions. The other dimensions become channels.
     """
