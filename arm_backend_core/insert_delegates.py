@@ -202,8 +202,8 @@ class _EagerDelegate:
     that an edge program can be executed in Python.
 
     ``to_executorch`` traces the program before it plans the memory. Each trace removes the compile specs
-    ``PLANNED_SCRATCH_KEYS``, which an earlier run of this project's memory planning wrote. ExecuTorch's own planning may
-    run next and would leave the old values.
+    ``PLANNED_SCRATCH_KEYS``, which an earlier run of this project's memory planning wrote. ExecuTorch's own planning
+    may run next and would leave the old values.
 
     Attributes:
         lowered: the module of the compiled delegate, which holds its compile specs.
