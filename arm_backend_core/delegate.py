@@ -74,13 +74,14 @@ def delegate(
         spec: the target and the options of its compiler.
         keep_on_cpu: predicates; a node for which any of them is true is not delegated. A ``CortexMCompileSpec`` ignores
             them, because its kernels run on the CPU.
-        require_full_delegation: raise if an operator other than quantize and dequantize is not delegated (Cortex-M: has
-            no kernel).
+        require_full_delegation: raise if an operator other than quantize and dequantize is not delegated. With a
+            ``CortexMCompileSpec``, raise if such an operator has no kernel.
         name: prefix of the delegates' names, followed by a number.
 
     Returns:
         A new program that calls the delegates. With a ``CortexMCompileSpec``, it calls int8 kernels instead of
-        delegates. With another spec that has an ``isa``, quantized operators outside the delegates call these kernels.
+        delegates. With another spec that has an ``isa``, quantized operators outside the delegates become calls of
+        these kernels.
 
     Raises:
         FullDelegationError: ``require_full_delegation`` is set and an operator stays on the CPU.
@@ -125,7 +126,7 @@ def _lower_to_kernels(program: ExportedProgram, spec: ArmCompileSpec) -> list[co
 
     assert spec.isa is not None
     refusals = lower_to_kernels(program, spec.isa)
-    if isinstance(spec, CortexMCompileSpec):  # with an NPU, the reason is the NPU's refusal
+    if isinstance(spec, CortexMCompileSpec):  # with an NPU, ``delegate`` has stored why the NPU refuses the operator
         reasons = {node: refusal.reason for node, refusal in refusals.items()}
         for node, reason in {**find_unquantized_operators(program), **reasons}.items():
             set_refusal_reason(node, reason)
@@ -155,7 +156,7 @@ def _report_refused_operators(
 
 
 def prepare_program(program: ExportedProgram, target: Target) -> ExportedProgram:
-    """Functionalize and normalize the program, and decompose operators without an operator record."""
+    """Functionalize and normalize the program, and decompose the operators that have no lowering (``Record``)."""
     inline_higher_order_ops(program.graph_module, constants_of(program))
     program = functionalize_program(program)
     keep_state_quantized(program)
@@ -223,7 +224,7 @@ def _compile_partition(
 
 
 def _set_debug_handles(partitions: Sequence[Partition]) -> None:
-    """Set the metadata by which ExecuTorch identifies nodes inside delegates."""
+    """Copy each node's debug handle to the ``meta`` key in which ExecuTorch expects it."""
     for node in (node for partition in partitions for node in partition.nodes):
         if (handle := debug_handle_of(node)) is not None:
             node.meta["debug_handle"] = handle
@@ -232,7 +233,8 @@ def _set_debug_handles(partitions: Sequence[Partition]) -> None:
 def _debug_handles_by_operator(partition: Partition, graph: Graph) -> tuple[tuple[int, ...], ...]:
     """Debug handles of each TOSA operator, in the order of the graph.
 
-    Runtimes report a TOSA operator by its index in this order, for compiled payloads too.
+    In profiles, the runtimes identify a TOSA operator by its index in this order, also after Vela or the model
+    converter has compiled the payload.
     """
     handles = {node.name: handle for node in partition.nodes if (handle := debug_handle_of(node)) is not None}
     return tuple(tuple(sorted({handles[o.node] for o in op.origins if o.node in handles})) for op in graph.walk())
@@ -245,13 +247,13 @@ def _compile_payload(
 
     Args:
         partition: the partition.
-        graph: its graph.
+        graph: the partition's TOSA graph.
         spec: the compile spec.
         saved_graphs: the list from ``make_graph_saving_pass``. If it is empty, patches are not tried.
 
     Returns:
-        The graph, its flatbuffer, the payload, and the compile spec that it was compiled for. ``optimise="auto"`` may
-        have chosen patches or another goal.
+        The graph, its flatbuffer, the payload, and the compile spec of the payload. With ``optimise="auto"``, the graph
+        may be rewritten to patches, and the spec may have another optimization goal.
 
     Raises:
         CompileError: the backend's compiler failed. The error names the ATen operator at fault if that can be found.
@@ -312,9 +314,9 @@ def _make_reference_executor(
     return execute
 
 
-#: torch dtypes that NumPy lacks -> the integer dtype that carries their bits.
+#: {torch dtype that NumPy lacks: integer dtype of the same width, to which it is bitcast}.
 _BITCAST_DTYPES = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
-#: TOSA dtype of each of these torch dtypes -> the torch dtype.
+#: {TOSA dtype: torch dtype} for the keys of ``_BITCAST_DTYPES``.
 _TORCH_DTYPES = {to_tosa_dtype(dtype): dtype for dtype in _BITCAST_DTYPES}
 
 

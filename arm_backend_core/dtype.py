@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-#: Zero point of a uint8 tensor minus that of the int8 tensor with the same scale and the same real numbers. The uint8
-#: integer x corresponds to the int8 integer x - 128.
+#: The uint8 integer x corresponds to the int8 integer x - 128. The zero points differ by 128, too, so both tensors
+#: represent the same real numbers with the same scale.
 UINT8_OFFSET = 128
 
 
 class DType(Enum):
-    """TOSA element types that this compiler produces (TOSA 1.0, section 1.9; the last four: draft of 1.1)."""
+    """TOSA element types that this compiler produces (TOSA 1.0, section 1.9; the last four are in the draft of 1.1)."""
 
     BOOL = "bool"
     INT4 = "int4"

@@ -37,15 +37,15 @@ class InternalError(ArmBackendError):
 
 
 def is_strict() -> bool:
-    """Whether ``ARM_BACKEND_CORE_STRICT`` is set. A ``Fault`` then stops the compilation, and every pass is checked."""
+    """Whether ``ARM_BACKEND_CORE_STRICT`` is set: faults stop the compilation, and each pass's result is checked."""
     return bool(os.environ.get("ARM_BACKEND_CORE_STRICT"))
 
 
 def compiler_fault(description: str, error: Exception | None = None) -> Fault:
     """Create a refusal that reports a bug of this compiler.
 
-    If a rule failed on an operator, the export continues with the operator on the CPU. If a pass failed, its caller
-    decides.
+    If a lowering rule failed on an operator, the operator stays on the CPU and the export continues. If a pass failed,
+    the caller of the pass decides whether the export continues.
 
     Args:
         description: how the rule or pass failed.
@@ -93,7 +93,7 @@ class CompileError(ArmBackendError):
         self.artifact = artifact
 
     def with_location(self, operator: str, source: str) -> CompileError:
-        """The same failure with its operator and source line."""
+        """Return a copy of the error that names the operator and its source line."""
         artifact = self.artifact
         return CompileError(self.reason, delegate=self.delegate, operator=operator, source=source, artifact=artifact)
 

@@ -31,11 +31,11 @@ class Partition:
     Attributes:
         name: name of the delegate.
         nodes: the nodes, in program order.
-        inputs: the non-constant nodes outside of the partition that it reads, in program order. A tensor that is
-            quantized, dequantized, cast or copied at the boundary has the position of its source (``boundary_source``),
-            so that the inputs have the order of the program's inputs.
+        inputs: the nodes outside of the partition that the partition reads, without constants. They are sorted by the
+            program order of their sources: if a node only quantizes, dequantizes, casts or copies a tensor at the
+            boundary, its source is this tensor (``boundary_source``). Inputs of the program thus keep their order.
         constants: the placeholders of parameters, buffers and constants that the partition reads.
-        outputs: the nodes that nodes outside of the partition read, in program order.
+        outputs: the nodes of the partition that have a reader outside of it, in program order.
     """
 
     name: str
@@ -90,7 +90,7 @@ def insert_delegates(program: ExportedProgram, delegates: Sequence[CompiledParti
         for node in reversed(delegate.partition.nodes):
             program.graph.erase_node(node)
     stable_topological_sort(program.graph_module)
-    eliminate_dead_code(program.graph)  # casts back to int64 that only delegates read
+    eliminate_dead_code(program.graph)  # for example casts back to int64 whose only readers became delegates
     eliminate_dead_constants(program)
     program.graph_module.recompile()
 
@@ -112,7 +112,7 @@ class _BoundaryCasts:
         return self._converted[source]
 
     def replace_output(self, result: Node, node: Node) -> None:
-        """Replace ``node`` by ``result``, a delegate's result, cast back to ``node``'s type (int64)."""
+        """Replace ``node`` by ``result``, a delegate's result. If ``node`` is int64, cast the int32 result back."""
         self._converted[node] = result
         dtype = node.meta["val"].dtype
         node.replace_all_uses_with(result if dtype is result.meta["val"].dtype else _cast(result, dtype))
@@ -197,15 +197,16 @@ def _extract_program(program: ExportedProgram, partition: Partition) -> Exported
 class _EagerDelegate:
     """Python implementation of a delegate, in place of its original module.
 
-    ExecuTorch calls it with fake tensors each time it traces the program (12 times in an export). It then returns empty
-    tensors of the right shapes and types. With real tensors, it executes the delegate, so that an edge program
-    can be executed in Python.
+    If called with fake tensors, it returns empty tensors of the right shapes and types. ExecuTorch makes such a call
+    each time it traces the program (12 times in an export). If called with real tensors, it executes the delegate, so
+    that an edge program can be executed in Python.
 
-    ``to_executorch`` traces the program before it plans the memory. A trace removes the compile specs that an earlier
-    memory plan of this project has written, because the next plan may be ExecuTorch's own, which does not update them.
+    ``to_executorch`` traces the program before it plans the memory. Each trace removes the compile specs
+    ``PLANNED_SCRATCH_KEYS``, which an earlier run of this project's memory planning wrote. ExecuTorch's own planning
+    may run next and would leave the old values.
 
     Attributes:
-        lowered: the delegate.
+        lowered: the module of the compiled delegate, which holds its compile specs.
     """
 
     lowered: LoweredBackendModule

@@ -15,8 +15,8 @@ from torch.fx import Graph, Node
 from arm_backend_core.permutation import Layout, identity
 from arm_backend_core.scalar_kind import INTEGER_OR_BOOL, ScalarKind, kind_of
 
-#: Key in a node's ``meta``: the node's slot in a step of an unrolled recurrent layer. Corresponding nodes of all steps
-#: share it.
+#: Key in a node's ``meta``: identifies the node among the operators of one step of an unrolled recurrent layer.
+#: Corresponding nodes of all steps have the same value (the slot).
 TIMESTEP_SLOT = "arm_place"
 #: Key in a node's ``meta``: marks a ``scan`` whose iterations call a delegate.
 DELEGATE_LOOP = "arm_loop"
@@ -84,7 +84,7 @@ def is_constant(node: Node, constants: Container[Node]) -> bool:
     return not overload._schema.is_mutable and not is_random(node) and first_result(node) is not None
 
 
-#: Random operators without PyTorch's ``nondeterministic_seeded`` tag. Names omit the underscore of in-place forms.
+#: Random operators without PyTorch's ``nondeterministic_seeded`` tag. ``random`` also stands for in-place ``random_``.
 _UNTAGGED_RANDOM = {
     *("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout", "rrelu"),
     *("random", "binomial", "_sample_dirichlet", "normal_functional"),
@@ -115,7 +115,7 @@ def _may_be_random(overload: OpOverload) -> bool:
 
 
 def _schema_name(overload: OpOverload) -> str:
-    """The operator's name, without the underscore of in-place forms."""
+    """The operator's name; an in-place operator such as ``add_`` has the name ``add``."""
     return str(overload._schema.name).partition("::")[2].removesuffix("_")
 
 
@@ -165,7 +165,7 @@ def is_view(node: Node, source: Node) -> bool:
 
 
 def _alias_infos(node: Node, source: Node) -> list[Any]:
-    """Alias annotations of the schema for those arguments that are ``source``, or lists with it."""
+    """The schema's alias annotations of the arguments to which ``node`` passes ``source``, alone or in a list."""
     arguments = cast(OpOverload, node.target)._schema.arguments
     values: list[Any] = [*node.args, *(node.kwargs.get(argument.name) for argument in arguments[len(node.args) :])]
     contains_source = [source in value if isinstance(value, (list, tuple)) else value is source for value in values]
@@ -195,8 +195,8 @@ def constant_nodes(graph: Graph, inputs: Iterable[Node] = ()) -> set[Node]:
 def evaluate_node(node: Node, value_of: Callable[[Node], Any]) -> Any:
     """Evaluate ``node`` with PyTorch; returns a tensor, or several.
 
-    PyTorch traced views of the result with the strides in the graph's metadata, but some kernels return other strides.
-    If the metadata says that the result is contiguous, this function copies a result that is not.
+    Some kernels return other strides than the graph's metadata, but later views in the graph are valid only for the
+    strides of the metadata. If the metadata is contiguous and the result is not, this function copies the result.
 
     Args:
         node: the operator.
@@ -230,7 +230,7 @@ DECOMPOSITION_REFUSAL = "arm_declined"
 KEEP_COMPOSITE = "arm_keep_composite"
 #: Key in a node's ``meta["custom"]``: its number in the captured program, see ``assign_debug_handles``.
 DEBUG_HANDLE = "arm_handle"
-#: Larger than the debug handles that ExecuTorch assigns to CPU operators in a plain ``to_edge`` flow.
+#: First debug handle: larger than the handles that ExecuTorch assigns to CPU operators in a plain ``to_edge`` flow.
 _FIRST_HANDLE = 1_000_001
 
 
@@ -240,7 +240,7 @@ def set_refusal_reason(node: Node, reason: str) -> None:
 
 
 def assign_debug_handles(graph: Graph, first: int = _FIRST_HANDLE) -> None:
-    """Number the operators in program order, unless some have a number. ExecuTorch's debug handles are these numbers.
+    """Number the operators in program order, unless some have a number. The numbers become ExecuTorch's debug handles.
 
     The nodes of a decomposition inherit the number, because this compiler and ExecuTorch copy ``custom``.
 
@@ -260,7 +260,11 @@ def debug_handle_of(node: Node) -> int | None:
 
 
 def boundary_source(node: Node) -> Node:
-    """The first node upstream, ``node`` included, that is no quantize, dequantize, or boundary cast or copy."""
+    """The node whose tensor ``node`` carries across a delegate's boundary.
+
+    Follows first operands upstream, past quantize and dequantize nodes and nodes marked ``BOUNDARY``. Returns ``node``
+    if it is none of these.
+    """
     return source_through(node, lambda x: is_quantize(x) or is_dequantize(x) or bool(x.meta.get(BOUNDARY)))
 
 
@@ -298,7 +302,7 @@ def is_float(node: Node) -> bool:
 
 
 def is_integer(node: Node) -> bool:
-    """Whether ``node``'s (first) result is a tensor of integers; booleans do not count."""
+    """Whether ``node``'s (first) result is a tensor of integers, not booleans."""
     return result_kind(node) is ScalarKind.INTEGER
 
 
@@ -315,7 +319,7 @@ def is_integer_or_bool(node: Node) -> bool:
 def source_line(node: Node) -> str:
     """``file:line`` of the user's model where ``node`` was traced; empty if the trace does not contain one.
 
-    Lines of PyTorch and arm_recipes do not count, because every ``nn.Conv2d`` has the same line in PyTorch. If the
+    Lines of PyTorch and arm_recipes are skipped: in PyTorch, for example, every ``nn.Conv2d`` has the same line. If the
     trace contains only such lines, ``source_location`` names the module instead.
     """
     lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if 'File "' in line]
@@ -365,7 +369,7 @@ def source_through(node: Node, is_skipped: Callable[[Node], bool]) -> Node:
 
 
 def readers_through(node: Node, is_skipped: Callable[[Node], bool]) -> Iterator[Node]:
-    """Yield each reader of ``node`` once, and the readers of those for which ``is_skipped`` is true, recursively."""
+    """Yield the readers of ``node`` and, recursively, of each reader for which ``is_skipped`` is true; each once."""
     pending, visited = list(node.users), set[Node]()
     while pending:
         reader = pending.pop()

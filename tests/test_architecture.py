@@ -10,7 +10,7 @@ import pytest
 
 from arm_backend_core.alternatives.alternatives_pass import ALTERNATIVES
 from arm_backend_core.aten import complex_numbers, higher_order
-from arm_backend_core.ops.catalog import all_records
+from arm_backend_core.ops.catalog import all_entries
 from arm_backend_core.tosa.vela_workarounds.catalog import WORKAROUNDS
 from tests import import_graph
 from tests.import_graph import CORE, LAYERS, RECIPES, ROOT, list_imports, list_sources, module_name, parse
@@ -240,7 +240,7 @@ def test_kinds_of_dtypes_are_queried_by_kind_of() -> None:
 def test_lines_per_operator() -> None:
     lines = sum(_total_lines(f"{CORE}/{name}") for name in OPERATOR_PACKAGES)
     lines -= _total_lines(f"{CORE}/tosa/vela_workarounds")
-    operators = all_records().keys() | complex_numbers.COMPLEX_DECOMPOSITIONS.keys() | higher_order.INLINE_RULES.keys()
+    operators = all_entries().keys() | complex_numbers.COMPLEX_DECOMPOSITIONS.keys() | higher_order.INLINE_RULES.keys()
     assert lines / len(operators) <= LINES_PER_OPERATOR, f"{lines} lines, {len(operators)} operators"
 
 

@@ -17,7 +17,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import InternalError
 from arm_backend_core.nodes import REFUSAL_REASON
 from arm_backend_core.ops import registry
-from arm_backend_core.ops.catalog import aten_records
+from arm_backend_core.ops.catalog import aten_entries
 from arm_backend_core.ops.operands import Context, Operand
 from arm_backend_core.program import copy_program
 from arm_backend_core.selection import select_operators
@@ -197,7 +197,7 @@ def test_boundary_of_a_delegate_has_quantization_parameters() -> None:
 
 
 def _program_with_rule(monkeypatch: pytest.MonkeyPatch, rule: Callable[..., Any]) -> ExportedProgram:
-    monkeypatch.setattr(aten_records()[aten.cos.default], "lower", rule)
+    monkeypatch.setattr(aten_entries()[aten.cos.default], "lower", rule)
     return _export_function(lambda m, x: (torch.cos(x), x + 1), torch.randn(3))
 
 
@@ -248,7 +248,7 @@ def test_a_rule_that_fails_is_a_refusal_that_blames_the_compiler(
 def _replace_decomposition(
     monkeypatch: pytest.MonkeyPatch, overload: torch._ops.OpOverload, decompose: Callable[..., Any]
 ) -> None:
-    known = aten_records()[overload]
+    known = aten_entries()[overload]
     assert isinstance(known, registry.Composite)
     monkeypatch.setitem(registry._RECORDS, overload, dataclasses.replace(known, decompose=decompose))
 

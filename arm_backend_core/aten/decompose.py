@@ -37,7 +37,7 @@ from arm_backend_core.nodes import (
     has_mutable_schema,
     is_constant,
 )
-from arm_backend_core.ops.catalog import aten_records, find_composite
+from arm_backend_core.ops.catalog import aten_entries, find_composite
 from arm_backend_core.ops.composites.movement import READS_BEYOND_VIEW
 
 aten = torch.ops.aten
@@ -225,7 +225,7 @@ class _Decomposer:
             if any(decomposition_rules.needs_decomposition(node, known) for node in same):
                 module = trace(call, values, pre_dispatch=False)  # PyTorch decomposes some operators in C++ only
         except Exception as error:  # PyTorch raises various types where it has no rule for these operands
-            if isinstance(target, OpOverload) and target not in aten_records() and not isinstance(error, Unsupported):
+            if isinstance(target, OpOverload) and target not in aten_entries() and not isinstance(error, Unsupported):
                 return None
             raise
         functionalize(module.graph)
@@ -237,7 +237,7 @@ class _Decomposer:
         for node in module.graph.nodes:
             if has_mutable_schema(node):
                 description = f"{target} decomposes into writes to shared memory"
-                is_own_decomposition = target in aten_records()
+                is_own_decomposition = target in aten_entries()
                 raise node.meta.get(DECOMPOSITION_REFUSAL) or (
                     compiler_fault(description) if is_own_decomposition else Unsupported(description)
                 )

@@ -53,7 +53,7 @@ def find_decomposition(node: Node, constants: Container[Node], *, quantized: boo
     if _reduces_zero_elements(node):
         return partial(matmul_of_empty_inner_dimension, node.meta["val"].shape)
     if _has_computed_weight(node, constants):
-        return computed_weights.DECOMPOSITIONS[overload][1]
+        return computed_weights.DYNAMIC_WEIGHT_DECOMPOSITIONS[overload][1]
     record = find_composite(node)
     if record is not None:
         return partial(record.decompose, quantized=quantized) if record.takes_quantized else record.decompose
@@ -81,9 +81,9 @@ def _has_computed_weight(node: Node, constants: Container[Node]) -> bool:
 
     Also true for a linear layer whose weight is a vector, and for 3-D transposed convolutions.
     """
-    if node.target not in computed_weights.DECOMPOSITIONS:
+    if node.target not in computed_weights.DYNAMIC_WEIGHT_DECOMPOSITIONS:
         return False
-    weight_arguments, _ = computed_weights.DECOMPOSITIONS[node.target]
+    weight_arguments, _ = computed_weights.DYNAMIC_WEIGHT_DECOMPOSITIONS[node.target]
     if node.target is aten.convolution.default and node.args[6] and node.meta["val"].dim() > 4:
         return True  # 3-D transposed convolution, which the rule for images does not support
     weights = [weight for weight in node.args[weight_arguments] if isinstance(weight, Node)]

@@ -78,7 +78,7 @@ class FusionPlan:
     def activation_operands(self, node: Node) -> list[Node]:
         """The distinct float32 operands that are quantized as activations.
 
-        An elementwise function's constants of one element are scalars and do not count.
+        Constants with one element are excluded if ``node`` is an elementwise function, which takes them as scalars.
         """
         record = self._records[node]
         args = list(node.args) if record.activations is None else [node.args[i] for i in record.activations]
@@ -157,9 +157,9 @@ class FusionPlan:
 
         At least one of their consumers gains accuracy from int16 operands (``benefits_from_int16``), for example layer
         normalization, softmax, or an addition with an int16 result. In a transformer, these additions form the residual
-        stream. Nodes on the path from a state to its new value are int16 too, and so are nodes with the
-        ``TIMESTEP_SLOT`` of an int16 node. A consumer that needs int8, such as a matrix product, requantizes its
-        operand.
+        stream. Nodes on the path from a state to its new value are int16 too. If a node in a step of a recurrent layer
+        is int16, so are the corresponding nodes of the other steps (same ``TIMESTEP_SLOT``). A consumer that needs
+        int8, such as a matrix product, requantizes its operand.
         """
         # The loop visits consumers before producers: ``benefits_from_int16`` reads the ``int16_nodes`` found so far.
         int16_nodes = self.int16_nodes = {
@@ -200,7 +200,7 @@ class FusionPlan:
     def benefits_from_int16(self, user: Node) -> bool:
         """Whether ``user`` gains accuracy from int16 operands in an int8 program."""
         record, target, has_chain_base = self._records[user], overload_of(user.target), user in self.chain_base
-        # A divisor may be a small sum, which int8 represents poorly. int16: efficientvit_b0 5 dB -> 11 dB SQNR.
+        # A divisor may be a small sum, which int8 represents poorly. With int16, efficientvit_b0 has 11 dB SQNR, not 5.
         is_division = target is aten.div.Tensor and not has_chain_base
         if (
             record.prefers_int16_input
@@ -208,7 +208,7 @@ class FusionPlan:
             or (TIMESTEP_SLOT in user.meta and record.kind is not AnnotationKind.CONV)
         ):
             return True
-        # Functions of one tensor do not benefit, except x + number: the number may be the epsilon of a divisor.
+        # Functions of one tensor do not benefit, except x + number, which may be a divisor with an added epsilon.
         is_binary_or_add = not has_chain_base or target is aten.add.Tensor
         is_elementwise = record.absorbs_activation and record.is_univariate and is_binary_or_add
         return (

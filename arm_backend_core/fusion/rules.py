@@ -43,8 +43,8 @@ def find_fused_consumers(node: Node) -> list[Node] | None:
     """The consumers that are fused into the requantization of ``node``, in execution order; usually none or one.
 
     Returns:
-        The consumers. None if an operator other than quantize reads the result of the last one (of ``node``, if no
-        consumer is fused), or if nothing reads it.
+        The consumers. None if the last result of this sequence (the result of ``node``, if no consumer is fused) has no
+        reader, or a reader that is not a quantize operator.
     """
     consumers: list[Node] = []
     while not node.users or not all(is_quantize(user) for user in node.users):
@@ -63,7 +63,8 @@ def find_common_base(
     Args:
         node: the operator.
         record: its record.
-        bases: for each operand that is not a scalar, the tensor that it is a function of, or the operand itself.
+        bases: one entry for each operand that is not a scalar: the tensor that the operand is a function of, or the
+            operand itself.
         shape: returns the shape of a base.
     """
     distinct = set(bases)
@@ -76,8 +77,8 @@ def find_common_base(
 def is_summed_product(node: Node) -> bool:
     """Whether ``node`` is a product that only an addition or subtraction reads.
 
-    If its operands are int16 and the product is not quantized, the sum reads the exact INT32 product. ``FusionPlan``
-    leaves out the quantize operator in recurrent layers only.
+    If its operands are int16 and the program does not quantize the product, the sum reads the exact INT32 product.
+    ``FusionPlan`` omits the quantize operator of such products in recurrent layers only.
     """
     targets = [overload_of(x.target) for x in (node, *node.users)]
     return targets[0] is aten.mul.Tensor and len(targets) == 2 and targets[1] in (aten.add.Tensor, aten.sub.Tensor)

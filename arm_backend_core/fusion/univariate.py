@@ -103,13 +103,16 @@ class Univariate:
         return Operand(self.quantize(b, q), q)
 
     def int16_tensor_values(self) -> np.ndarray[Any, Any]:
-        """The ``values`` of the function, rounded to the scale of ``to_int16_tensor``; no interpolation errors."""
+        """The ``values``, rounded to the scale of ``to_int16_tensor``. Ignores errors of the TABLE's interpolation."""
         values = self.values()
         q = self._int16_tensor_qparams(values)
         return q.dequantize(q.quantize(np.nan_to_num(values)))
 
     def values(self) -> np.ndarray[Any, Any]:
-        """The function's values, float64, at all int16 operands and at 32768, the end of a TABLE's last interval."""
+        """The function's values (float64) at the integers -32768 to 32768 of an int16 base.
+
+        32768 is the end of a TABLE's last interval.
+        """
         assert self.base.q is not None
         return evaluate_on_operand(self._evaluate_array, self.base.q)
 
@@ -119,7 +122,7 @@ class Univariate:
         return QParams(max(peak, 1e-30) / Q15_MAX, 0, DType.INT16, *DType.INT16.range)
 
     def to_scaled_tensor(self) -> Operand:
-        """The result of c * base: the integers of ``base`` with the scale c * scale.
+        """The result of a function c * base, without an operator: the integers of ``base`` with the scale c * scale.
 
         Raises:
             Unsupported: the function is not c * base, so that its result must be quantized.
@@ -184,10 +187,10 @@ def fuse_into_univariate(
 
 
 def _needs_composition(function: Univariate, args: list[Any], q: QParams) -> bool:
-    """Whether int16 results of ``args`` are too coarse for ``function``, while ``factorize`` can represent its values.
+    """Whether int16 results of ``args`` are too coarse for ``function``, and ``factorize`` can represent the function.
 
     For example, the int16 result of 1 / (abs(x) + 0.1) has a relative precision of 0.1% at x = 30. A quotient by this
-    result has the same relative error.
+    int16 result has the same relative error.
     """
     assert function.base.q is not None
     base_q = function.base.q
@@ -212,7 +215,7 @@ def _needs_composition(function: Univariate, args: list[Any], q: QParams) -> boo
 
 
 def _as_univariate(node: Node, record: Record, args: list[Any], kwargs: dict[str, Any]) -> Univariate | None:
-    """``node`` as a ``Univariate``; None if its operands have no common base that is quantized per tensor."""
+    """Represent ``node`` as a ``Univariate``. None if its operands have no common base that is quantized per tensor."""
     operands = [
         x for x in _operands(args, kwargs) if isinstance(x, Univariate) or not x.is_constant or x.value.size > 1
     ]

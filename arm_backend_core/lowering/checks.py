@@ -14,10 +14,10 @@ from arm_backend_core.ops.operands import Operand, to_tosa_dtype
 from arm_backend_core.scalar_kind import ScalarKind, kind_of
 
 #: Result of lowering a node.
-Result = Operand | Univariate | list[Any] | Unsupported
+LoweringResult = Operand | Univariate | list[Any] | Unsupported
 
 
-def check_result(node: Node, result: Result) -> Result:
+def check_result(node: Node, result: LoweringResult) -> LoweringResult:
     """Check number, shape and dtype of the results against the node's fake tensors; returns ``result``.
 
     Raises:
@@ -38,7 +38,7 @@ def check_result(node: Node, result: Result) -> Result:
 
 
 def _matches_meta(item: Operand | Univariate, meta: torch.Tensor) -> bool:
-    """Whether a result has the shape and element type of ``meta``, which is floating point for a quantized result."""
+    """Whether a result has the shape and type of ``meta``. For a quantized result, ``meta`` is floating point."""
     tensor = item.base if isinstance(item, Univariate) else item
     if tensor.shape != tuple(meta.shape):
         return False

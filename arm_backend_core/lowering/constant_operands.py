@@ -16,8 +16,8 @@ from arm_backend_core.tosa.graph import constant
 def constant_operand(name: str, value: Any) -> Any:
     """Convert a constant, or a sequence of constants, to operands; ``name`` becomes the name of the TOSA constant.
 
-    float64 becomes FP32 and int64 is clamped to int32. A tensor of a type that TOSA lacks becomes a BOOL tensor of
-    False: ``require_representable`` refuses the operators that would read it.
+    float64 becomes FP32, and int64 is clamped to int32. If TOSA lacks the type, the result is a placeholder, a BOOL
+    tensor of False. No operator reads the placeholder, because ``require_representable`` refuses its readers.
     """
     if isinstance(value, (list, tuple)):
         return [constant_operand(name, item) for item in value]
@@ -36,7 +36,7 @@ def constant_operand(name: str, value: Any) -> Any:
 def require_representable(name: str, value: Any) -> None:
     """Check that TOSA can represent a constant that an operator reads.
 
-    Do not check a constant that is only used to compute other constants.
+    A constant that is only used to compute other constants needs no check.
 
     Args:
         name: the constant's name, for the error.

@@ -1,12 +1,12 @@
 """Lowering: convert an fx graph to a TOSA graph.
 
-Quantize and dequantize nodes become quantization parameters: a dequantize node gives those of an operand, a quantize
-node those of a result.
+Quantize and dequantize nodes become quantization parameters: a dequantize node sets the parameters of an operand, a
+quantize node the parameters of a result.
 
-``Lowering.run`` lowers each node once, in program order. A node that cannot be lowered becomes ``Unsupported`` data,
-and its readers read a new graph input instead. The walk therefore shows which nodes a target can run. If a node is
-excluded later, its direct and indirect readers are lowered again (``Lowering.exclude``). The graph of each delegate is
-a subgraph of the program's graph.
+``Lowering.run`` lowers each node once, in program order. The lowering result of a node that cannot be lowered is an
+``Unsupported`` object, and its readers read a new graph input instead. This shows which nodes a target can run. If a
+node is excluded later, its direct and indirect readers are lowered again (``Lowering.exclude``). The graph of each
+delegate is a subgraph of the program's graph.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import InternalError, Unsupported, compiler_fault
 from arm_backend_core.fusion.rules import is_summed_product
 from arm_backend_core.fusion.univariate import Univariate, fuse_into_univariate
-from arm_backend_core.lowering.checks import Result, check_result, require_static
+from arm_backend_core.lowering.checks import LoweringResult, check_result, require_static
 from arm_backend_core.lowering.constant_operands import constant_operand, require_representable
 from arm_backend_core.lowering.qparams_reader import QParamsReader
 from arm_backend_core.lowering.uint8_inputs import is_uint8, require_signed_operands, uint8_to_int8
@@ -75,10 +75,10 @@ class Lowering:
         self.target, self.float_nodes = target, float_nodes
         self.constants: dict[Node, Any] = dict(constants)
         self.graph = Graph()
-        self.results: dict[Node, Result] = {}
+        self.results: dict[Node, LoweringResult] = {}
         builder = LegalizingBuilder if target.has_int_profile else FloatProfileBuilder
         self.builder = builder(self.graph, target)
-        self._graph_inputs: dict[Node, tuple[Value, Operand]] = {}  # node outside -> graph input, operand
+        self._graph_inputs: dict[Node, tuple[Value, Operand]] = {}  # {node: (graph input, operand of readers)}
         self._dequantized: dict[Value, list[Operand]] = {}
         self._int16_tensors: dict[Univariate, Operand] = {}  # int16 results of functions
         self._pending_origins: dict[Node, Counter[Origin]] = {}  # origins of functions not yet emitted
@@ -106,7 +106,7 @@ class Lowering:
                 affected.add(node)
                 self.results[node] = self._lower_or_refuse(node)
 
-    def _lower_or_refuse(self, node: Node) -> Result:
+    def _lower_or_refuse(self, node: Node) -> LoweringResult:
         first_op = len(self.graph.ops)
         *_, module = ("", *modules_of(node))
         origin = Origin(node.name, operator_name(node), source_line(node), module)
@@ -131,7 +131,7 @@ class Lowering:
         }
         return refusal
 
-    def _record_origins(self, node: Node, origin: Origin, result: Result, ops: Sequence[Op]) -> None:
+    def _record_origins(self, node: Node, origin: Origin, result: LoweringResult, ops: Sequence[Op]) -> None:
         """Set the origins of ``ops``: the node itself, and the pending functions that they compute.
 
         An elementwise function of one tensor is pending: it emits no operator until its result is quantized. Its origin
@@ -163,7 +163,7 @@ class Lowering:
         return self._graph_inputs[node][1]
 
     def boundary_value(self, node: Node) -> tuple[Value, Layout]:
-        """The TOSA value and memory layout of ``node`` as an input of a delegate, which does not compute ``node``."""
+        """The TOSA value and memory layout of ``node`` as an input of a delegate that does not compute ``node``."""
         result = self.results.get(node)
         if isinstance(result, Operand):
             return result.value, identity(result.rank)
@@ -172,7 +172,7 @@ class Lowering:
     def is_internal(self, node: Node) -> bool:
         """Whether ``node``'s result cannot leave a delegate.
 
-        Such results are lists of tensors, quantized tensors (real numbers as integers) and pending functions.
+        Such results are lists of tensors, tensors with quantization parameters, and functions not yet emitted.
         """
         result = self.results[node]
         return not isinstance(result, Operand) or result.q is not None
@@ -208,7 +208,7 @@ class Lowering:
 
     # -- nodes ---------------------------------------------------------------------------------------------------
 
-    def _lower(self, node: Node) -> Result:
+    def _lower(self, node: Node) -> LoweringResult:
         if is_dequantize(node) or is_quantize(node):
             require_static(node)
             return self._dequantize(node) if is_dequantize(node) else self._quantize(node)
@@ -219,11 +219,11 @@ class Lowering:
             items = self.read(_as_node(node.args[0]))
             if not isinstance(items, list):
                 raise Unsupported("the operator whose result it selects stays on the CPU")
-            item: Result = items[cast(int, node.args[1])]
+            item: LoweringResult = items[cast(int, node.args[1])]
             return self._to_float(item) if node in self.float_nodes else item
         if is_random(node) and find_record(node) is None and DECOMPOSITION_REFUSAL not in node.meta:
             raise Unsupported("it draws random numbers, which no target does; give them as an input")
-        is_int64 = getattr(first_result(node), "dtype", None) is torch.int64  # narrower types wrap
+        is_int64 = getattr(first_result(node), "dtype", None) is torch.int64  # narrower types wrap around
         if is_integer(node) and not self._intervals.fits_int32(node) and is_int64:
             raise Unsupported(
                 "its int64 result may exceed int32, and TOSA has no int64; compute with .to(torch.int32) values"
@@ -246,7 +246,7 @@ class Lowering:
             return self._lower_quantized(node, record, args, kwargs)
         return self._lower_unquantized(node, record, args, kwargs)
 
-    def _lower_unquantized(self, node: Node, record: Record, args: list[Any], kwargs: dict[str, Any]) -> Result:
+    def _lower_unquantized(self, node: Node, record: Record, args: list[Any], kwargs: dict[str, Any]) -> LoweringResult:
         tensors = [x.value.dtype for x in _flatten([*args, *kwargs.values()])]
         if is_float(node) and tensors and not any(dtype.is_float for dtype in tensors) and record.lower_integer:
             out = self.qparams.read_result(node)
@@ -256,7 +256,7 @@ class Lowering:
             raise Unsupported(f"it is not quantized, and {self.target.name} runs integers only")
         return _wrap_results(record.lower(Context(self.builder, node), *args, **kwargs), None)
 
-    def _lower_quantized(self, node: Node, record: Record, args: list[Any], kwargs: dict[str, Any]) -> Result:
+    def _lower_quantized(self, node: Node, record: Record, args: list[Any], kwargs: dict[str, Any]) -> LoweringResult:
         if node not in self.float_nodes:
             function, args = fuse_into_univariate(
                 node, record, args, kwargs, self._int16_tensor_of, lambda: self.qparams.read_result(node)
@@ -288,7 +288,7 @@ class Lowering:
 
     def _lower_in_float(
         self, node: Node, record: Record, args: list[Any], kwargs: dict[str, Any], reason: str
-    ) -> Result:
+    ) -> LoweringResult:
         """Dequantize the operands and apply the floating-point rule, if the target supports floating point (VGF).
 
         Raises:
@@ -319,7 +319,8 @@ class Lowering:
         source = self.read(_as_node(node.args[0]))
         assert isinstance(source, Operand)
         tensors = self._dequantized.setdefault(source.value, [])
-        # Every reader has its own dequantize node. They share one Operand, so that functions of it have one base.
+        # Every reader has its own dequantize node. All dequantize nodes of a tensor with equal parameters share one
+        # Operand, so that elementwise functions of this tensor have the same base.
         for tensor in tensors:
             if q.is_equivalent(tensor.q):
                 return tensor
@@ -355,10 +356,10 @@ class Lowering:
 
 
 def _apply_pending_scale(x: Any) -> Any:
-    """Convert an operand that is a pending scaling function to a tensor with a new scale.
+    """Convert an operand that is a function c * x, not yet emitted, to the tensor x with another scale.
 
     Raises:
-        Unsupported: the pending function does more than scale.
+        Unsupported: the operand is another function.
     """
     if isinstance(x, list):
         return [_apply_pending_scale(item) for item in x]
@@ -373,7 +374,7 @@ def _flatten(items: Iterable[Any]) -> Iterable[Any]:
             yield item
 
 
-def _wrap_results(result: Any, q: QParams | None) -> Result:
+def _wrap_results(result: Any, q: QParams | None) -> LoweringResult:
     if isinstance(result, (list, tuple)):
         return [_wrap_results(item, q) for item in result]
     return result if isinstance(result, Operand) else Operand(result, q)

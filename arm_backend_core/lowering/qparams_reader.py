@@ -22,7 +22,7 @@ class QParamsReader:
     """Reads quantization parameters.
 
     Args:
-        constants: values of nodes; parameters of an operator may be such nodes.
+        constants: {node: its value}. A scale or zero point of an operator may be such a node.
     """
 
     def __init__(self, constants: Mapping[Node, Any]) -> None:
@@ -58,13 +58,13 @@ class QParamsReader:
         return QParams(float(self._array(scale)), zero, DType.INT8, low, high)
 
     def read_result(self, node: Node) -> QParams | None:
-        """Quantization parameters of the result of ``node``, with which all users quantize it.
+        """Quantization parameters of the result of ``node``, which all readers quantize with these parameters.
 
-        If consumers are fused into ``node`` (``find_fused_consumers``), the parameters of the last consumer's result
-        are converted to those of the result of ``node``.
+        If consumers are fused into ``node`` (``find_fused_consumers``), the readers quantize the result of the last
+        consumer. Its parameters are converted to parameters for ``node``, for example divided by a constant factor.
 
         Returns:
-            None if there is no user, a user does not quantize, or users quantize with different parameters.
+            The parameters. None if there is no reader, a reader is not a quantize operator, or their parameters differ.
         """
         consumers = find_fused_consumers(node)
         if consumers is None:

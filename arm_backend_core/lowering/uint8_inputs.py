@@ -2,8 +2,8 @@
 
 TOSA has no unsigned types. RESCALE reads the bits of an INT8 tensor as uint8 (``input_unsigned``; TOSA 1.0, RESCALE).
 A uint8 tensor x is therefore the quantized int8 tensor x - 128 with scale 1 and zero point -128, which represents the
-numbers 0 to 255 exactly. For a dequantize node that reads x, the int8 tensor has the scale of this node, and its zero
-point minus 128.
+numbers 0 to 255 exactly. If a dequantize node reads x, it dequantizes the int8 tensor instead: with its own scale, and
+with its zero point minus 128.
 """
 
 from __future__ import annotations
@@ -36,10 +36,12 @@ def uint8_to_int8(builder: Builder, bits: Value) -> Operand:
 
 
 def require_signed_operands(node: Node, record: Record, target: Target) -> None:
-    """Check that ``node`` reads no uint8 tensor, unless it casts it to floating point and the target has integers.
+    """Check that ``node`` reads no uint8 tensor.
+
+    A cast to floating point may read one if the target has TOSA's integer profile.
 
     Raises:
-        Unsupported: it reads uint8. Any other operator would compute with the shifted integers, for example as indices.
+        Unsupported: it reads uint8. Other operators would compute with x - 128, for example as an index.
     """
     casts = record.is_cast and is_float(node) and target.has_int_profile
     if not casts and any(map(is_uint8, node.all_input_nodes)):

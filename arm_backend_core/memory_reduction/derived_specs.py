@@ -1,7 +1,8 @@
 """Derived compile specs: copies of an Ethos-U compile spec with other optimization options of Vela.
 
-The configuration of a derived spec differs in one option, which is replaced in the text of options. Vela's command line
-parser gives the same configuration, but takes 10 ms for it, and a delegate may be compiled for several derived specs.
+A derived spec differs in one option of Vela. This module replaces the line of this option in
+``VelaConfiguration.options``, the text that Vela's command line parser produced. Running the parser again would give
+the same text, but takes 10 ms, and a delegate may be compiled for several derived specs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from arm_backend_core.errors import ArmBackendError
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.workers.vela import VelaConfiguration
 
-#: Features that flags of Vela disable, in the order of its options.
+#: Possible values of Vela's option ``disable_feature``, in the order in which Vela's parser joins them by "|".
 _FEATURES = ("Grouping", "FWD", "Cascading", "WeightBuffering", "ReuseIFM")
 
 
@@ -54,7 +55,7 @@ def _disable_cascading(configuration: VelaConfiguration) -> VelaConfiguration:
 
 
 def _get_option(configuration: VelaConfiguration, name: str) -> str:
-    """Return the value of the line ``name=value`` in the options, which occurs once."""
+    """Return the value of the only line ``name=value`` in the options."""
     values = re.findall(rf"^{name}=(.*)$", configuration.options, re.MULTILINE)
     if len(values) != 1:
         raise ArmBackendError(f"Vela's options have {len(values)} lines '{name}=', not one; report Vela's version")

@@ -145,12 +145,12 @@ def _find_patch_refusal(op: Op) -> str | None:
 
 
 def _image_operands(op: Op) -> Sequence[Value]:
-    """The operands of which a patch reads an area; not weights and biases."""
+    """The operands that are images, of which a patch reads an area: all but weights and biases."""
     return op.inputs[:1] if op.kind in _WINDOWS else op.inputs
 
 
 def _window_extents(op: Op) -> list[int]:
-    """The rows, rows, columns, columns that a dilated window spans: one number for each value of ``pad``."""
+    """Extents of a dilated window as (rows, rows, columns, columns), to match ``pad``: (top, bottom, left, right)."""
     first = 1 if op.kind == "CONV2D" else 0
     kernel = op.attrs["kernel"] if "kernel" in op.attrs else op.inputs[1].shape[first : first + 2]
     rows, columns = ((size - 1) * by + 1 for size, by in zip(kernel, op.attrs.get("dilation", (1, 1)), strict=True))
@@ -158,7 +158,7 @@ def _window_extents(op: Op) -> list[int]:
 
 
 def _receptive_field(op: Op, area: Area) -> tuple[Area, list[int]]:
-    """The area of the operands that ``area`` of the result depends on, and the padding (top, bottom, left, right)."""
+    """The area of the operands on which ``area`` of the result depends, and its padding (top, bottom, left, right)."""
     if op.kind not in _WINDOWS:
         return area, [0, 0, 0, 0]
     spans, pad = list[IndexRange](), list[int]()
@@ -172,7 +172,7 @@ def _receptive_field(op: Op, area: Area) -> tuple[Area, list[int]]:
 
 
 def _areas_of_patch(stage: PatchStage, patch: Area) -> dict[Value, Area]:
-    """The area of each image of the stage that ``patch`` of the result depends on."""
+    """{image in the stage: its area on which ``patch`` of the stage's result depends}."""
     needed = {stage.result: patch}
     for op in reversed(stage.ops):
         operand_area, _ = _receptive_field(op, needed[op.output])
@@ -183,7 +183,7 @@ def _areas_of_patch(stage: PatchStage, patch: Area) -> dict[Value, Area]:
 
 
 def split_image(image: Value, row_count: int, column_count: int) -> list[list[Area]]:
-    """Split an image into a grid of patches of nearly equal size: rows of patches."""
+    """Split an image into a grid of patches of nearly equal size; returns the rows of the grid."""
     rows, columns = (
         [IndexRange(size * i // count, size * (i + 1) // count) for i in range(count)]
         for size, count in ((image.shape[_ROWS], row_count), (image.shape[_COLUMNS], column_count))
@@ -257,7 +257,7 @@ def _read_source(image: Value, source: Value, area: Area, builder: Builder) -> V
 def _read_area(
     value: Value, area: Area, needed: Mapping[Value, Area], computed: Mapping[Value, Value], builder: Builder
 ) -> Value:
-    """Read an area of an operand: of the patch that is computed, or of a constant."""
+    """Read an area of an operand: of its patch that was computed before, or of a constant."""
     if value.data is None:
         return _crop(computed[value], area, needed[value], (_ROWS, _COLUMNS), builder)
     data = value.data
@@ -268,7 +268,7 @@ def _read_area(
 
 
 def _crop(value: Value, area: Area, held: Area, axes: tuple[int, int], builder: Builder) -> Value:
-    """Cut ``area`` out of ``value``, which holds the pixels ``held`` along ``axes``."""
+    """Cut ``area`` out of ``value``. It holds the area ``held`` of an image; ``axes`` are rows and columns."""
     starts, sizes = [0] * value.rank, list(value.shape)
     for axis, span, outer in zip(axes, area, held, strict=True):
         starts[axis], sizes[axis] = span.start - outer.start, span.size

@@ -1,8 +1,8 @@
 """Search for a stage and a grid of patches with which a program fits the available SRAM.
 
-A candidate is a stage and a grid. A stage may end at each image that is smaller than the results of all stages that
-end earlier. Candidates are compiled in ascending order of recomputed work. Of the first two programs that fit, the one
-with fewer cycles by Vela's estimate is chosen.
+A candidate is a stage (the first layers of a network, see ``patch_based_inference``) and a grid. A stage may end at
+each image that is smaller than the results of all stages that end earlier. Candidates are compiled in ascending order
+of recomputed work. Of the first two programs that fit, the one with fewer cycles by Vela's estimate is chosen.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from arm_backend_core.tosa.serialize import serialize
 
 #: Compiles a graph for a spec; None if Vela fails.
 CompileGraph = Callable[[Graph, EthosUCompileSpec], Payload | None]
-#: Grids that are tried: rows and columns of patches.
+#: Grids that are tried, as (rows of patches, columns of patches).
 _GRIDS = ((2, 1), (3, 1), (4, 1), (2, 2), (3, 2), (4, 2), (3, 3), (4, 4))
 #: Maximum recomputed work of a candidate, relative to the work of the graph.
 _MAX_RECOMPUTED_WORK = 0.4
-#: Maximum number of candidates that are compiled, and number of fitting programs after which the search ends.
+#: The search ends after it has compiled this many candidates, or found this many programs that fit the SRAM.
 _MAX_CANDIDATES, _MAX_FITTING = 16, 2
 #: A candidate that exceeds the SRAM by at most this factor is also optimized for size.
 _NEARLY_FITS = 1.1
@@ -50,7 +50,7 @@ class PatchCandidate(NamedTuple):
 
     Attributes:
         position: index of the operator that computes the result of the stage.
-        grid: rows and columns of patches.
+        grid: (rows of patches, columns of patches).
         recomputed_work: work on pixels that several patches compute, relative to the work of the graph.
     """
 
@@ -119,7 +119,7 @@ def make_graph_saving_pass(spec: ArmCompileSpec, alternatives_pass: Pass) -> tup
 
     Returns:
         The pass, and the list to which it appends the copy. The list stays empty if ``spec`` is not for an Ethos-U, has
-        no SRAM budget, or has another goal than ``optimise="auto"``: patches are not used then.
+        no SRAM budget, or another goal than ``optimise="auto"``. In these cases, patches are not tried.
     """
     saved_graphs = list[Graph]()
     if not isinstance(spec, EthosUCompileSpec) or spec.sram_budget is None or spec.optimise != "auto":
@@ -157,7 +157,7 @@ def find_patches(graph: Graph, smallest: CompiledCandidate, compile_graph: Compi
 
     Args:
         graph: the graph before the last passes.
-        smallest: the smallest program without patches, which does not fit, with the compile spec of the delegate.
+        smallest: the smallest program without patches, and its compile spec. The program does not fit the SRAM.
         compile_graph: compiles a graph for a spec; None if Vela fails.
     """
     found = list[PatchedProgram]()
@@ -172,7 +172,7 @@ def find_patches(graph: Graph, smallest: CompiledCandidate, compile_graph: Compi
 
 
 def _rewrite(graph: Graph, spec: EthosUCompileSpec, candidate: PatchCandidate) -> Graph | None:
-    """The finished graph with the patches of a candidate; None if the target lacks an operator for a patch."""
+    """Rewrite a copy of the graph to patches, and run the last passes. None if the target lacks an operator."""
     patched = copy_graph(graph)
     stage = match_stage(patched, patched.ops[candidate.position].output)
     assert isinstance(stage, PatchStage), "a copy of the graph has other stages"
@@ -188,7 +188,7 @@ def _rewrite(graph: Graph, spec: EthosUCompileSpec, candidate: PatchCandidate) -
 def _compile_candidate(
     graph: Graph, smallest: CompiledCandidate, compile_graph: CompileGraph
 ) -> CompiledCandidate | None:
-    """Compile with an arena limit; if this program exceeds the SRAM by little, compile for size. None if Vela fails."""
+    """Compile with an arena limit. If the program nearly fits the SRAM, compile for size. None if Vela fails."""
     spec, available = smallest.spec, available_arena_bytes(smallest)
     figures = smallest.vela.performance or (smallest.vela.total_cycles, smallest.vela.sram_bytes)
     for derived in (limit_arena(spec, available), optimise_for_size(spec)):

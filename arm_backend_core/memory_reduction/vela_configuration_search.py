@@ -1,9 +1,9 @@
-"""Search of Vela's configurations for less RAM: optimization for size, and for performance with arena limits.
+"""Search for Vela options with which a program needs less RAM: optimization for size, or arena limits.
 
-Optimized for size (the size program), Vela cascades every layer that it can. Optimized for performance with an arena
-limit (``--arena-cache-size``), it cascades layers until the program fits, which often takes fewer cycles for similar
-RAM. The performance program is optimized for performance without a limit. int8, U55-128, Vela 5.2; scratch in KiB, and
-cycles relative to the performance program:
+With ``--optimise Size``, Vela cascades every layer that it can. The result is called the size program below. With
+``--optimise Performance`` and an arena limit (``--arena-cache-size``), Vela cascades layers until the program fits the
+limit. This program often needs similar RAM but fewer cycles. The performance program has no limit. The table shows
+scratch in KiB, and cycles relative to the performance program (int8, U55-128, Vela 5.2):
 
 | model | performance | size | arena limit |
 |---|---|---|---|
@@ -17,8 +17,8 @@ cycles relative to the performance program:
 For the last three models, the performance program has free space in its scratch, into which weights are prefetched
 (``ethosu_prefetch``). The smaller programs lack this space and take more cycles.
 
-A lower limit does not always give a slower program. If no program fits a limit, the program that Vela makes for a lower
-limit may take fewer or more cycles.
+Vela also returns a program if it cannot meet a limit. Lowering such a limit further may then give a slower or a faster
+program.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 
 #: Compiles a program for a spec; None if Vela fails.
 Compile = Callable[[EthosUCompileSpec], Payload | None]
-#: Arena limits that are tried, relative to the least RAM so far.
+#: Arena limits that are tried, as fractions of the least RAM that a program has needed so far.
 _LIMITS_FOR_LEAST_RAM = (1.0, 0.9, 0.75, 0.5)
-#: Arena limits that are tried, relative to the available SRAM. A program often needs less than its limit, so that a
-#: limit above the available SRAM may give the fastest program that fits.
+#: Arena limits that are tried, as fractions of the available SRAM. A program often needs less than its limit.
+#: Therefore, a limit above the available SRAM may give the fastest program that fits.
 _LIMITS_TO_FIT = (1.05, 1.0, 0.9)
-#: Arena limit relative to the RAM of the size program. The result usually takes few more cycles than the
-#: performance program.
+#: An arena limit, as a fraction of the size program's RAM. The program with this limit usually takes only few more
+#: cycles than the performance program.
 _LIMIT_NEAR_SIZE = 1.05
 #: Maximum number of rounds of the search for the least RAM. Each round starts from the best program so far.
 _MAX_ROUNDS = 4
@@ -130,9 +130,9 @@ def find_program_that_fits(
 def compile_for_less_ram(
     fast: CompiledCandidate, small: CompiledCandidate, compile_program: Compile
 ) -> Iterator[CompiledCandidate]:
-    """Yield programs with arena limits, compiled on demand.
+    """Compile with two arena limits: near the RAM of ``small``, and half the RAM of ``fast``.
 
-    The first limit is near the RAM of ``small``, the second is half the RAM of ``fast``.
+    Each program is compiled when the caller requests it from the iterator.
 
     Args:
         fast: the performance program.
@@ -160,7 +160,8 @@ def _compile_all(
 ) -> list[CompiledCandidate]:
     """Compile for each spec, and return the programs of those for which Vela succeeds.
 
-    The programs keep the SRAM limit of ``fast``: an arena limit is only a goal for Vela.
+    The programs' estimates have the SRAM limit of ``fast``, because an arena limit is a goal for Vela and not the size
+    of the SRAM.
     """
     programs = []
     for spec in specs:

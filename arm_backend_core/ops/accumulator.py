@@ -68,8 +68,8 @@ class Accumulator:
         """Requantize the accumulator to ``out``. Add ``residual_bias`` if it exceeds a quarter of the result's scale.
 
         Raises:
-            Unsupported: the function ``requantize`` raises it; or the residual bias must be added, and a sum or the
-                bias exceeds 2**28 steps of a quarter of the result's scale.
+            Unsupported: the function ``requantize`` raises it. Or the residual bias must be added, and a sum or the
+                bias exceeds 2**28 steps at the coarsest permitted scale, a quarter of the result's scale.
         """
         assert self.scales is not None
         assert self.peaks is not None

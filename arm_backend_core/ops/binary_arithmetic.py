@@ -26,13 +26,13 @@ from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
-#: Smaller divisors may have an infinite reciprocal. The inverse of this limit is far from overflow.
+#: A divisor of smaller magnitude may have an infinite reciprocal. The reciprocal of this number is far from overflow.
 _MIN_SAFE_DIVISOR = 2.0**-64
 _ARITHMETIC_ATTRIBUTES: dict[str, Any] = {"is_univariate": True, "absorbs_activation": True}
 
 
 def _cast_operands(cx: Context, *operands: Operand | float) -> list[Value]:
-    """Cast plain operands to the result's element type."""
+    """Cast unquantized operands to the result's element type."""
     return [cx.to_value(x, cx.dtype) for x in operands]
 
 
@@ -58,7 +58,7 @@ def _lower_arithmetic(
     *,
     is_single_operator: bool,
 ) -> Value:
-    """Lower arithmetic on plain operands: cast them to one element type, apply ``rule``, cast to the result's type.
+    """Lower arithmetic on unquantized operands: cast to one element type, apply ``rule``, cast to the result's type.
 
     Args:
         rule: emits the TOSA operators.
@@ -145,8 +145,8 @@ def _(cx: Context, x: Operand, y: Operand) -> Value | Operand:
 
     A product that is not quantized stays INT32; an addition reads it (``fusion.rules.is_summed_product``).
 
-    An int8 operand next to an int16 one is converted to int16. For [64, 128] elements this takes 17,152 cycles instead
-    of 65,536 on U55-128, and 6,592 instead of 39,424 on U85-256.
+    If one operand is int8 and the other int16, both are multiplied as int16. For [64, 128] elements, this takes 17,152
+    cycles on U55-128 and 6,592 on U85-256; multiplied as INT32, 65,536 and 39,424.
     """
     left, right = to_common_rank(cx.to_fixed_point(x), cx.to_fixed_point(y))
     if {left.dtype, right.dtype} in ({DType.INT16}, {DType.INT8, DType.INT16}):
@@ -228,7 +228,7 @@ def power(cx: Context, x: Operand, y: Operand) -> Value:
 
 @power.integer_rule
 def _(cx: Context, x: Operand, y: Operand) -> Value:
-    """x**y as exp(y * ln(x)). A negative x counts as 0, because its powers are defined only for integer y."""
+    """x**y as exp(y * ln(x)). A negative x is replaced by 0, because its powers are defined only for integer y."""
     base, exponent = to_common_rank(*(cx.to_fixed_point(z).to_int32() for z in (x, y)))
     positive_steps = base.with_scale(1.0).maximum(0)
     log = fixed_point.logarithm(positive_steps.maximum(1))
@@ -236,7 +236,7 @@ def _(cx: Context, x: Operand, y: Operand) -> Value:
     power = exponent.mul(log, max((log.peak * exponent.peak).bit_length() - 28, 0))
     sign_at_zero = (positive_steps.maximum(1) - positive_steps).assume_range(0, 1) * exponent.sign().with_scale(
         1.0
-    )  # ln(0) is infinite
+    )  # for x = 0, where ln(x) is infinite
     return fixed_point.exponential(power - sign_at_zero.mul(1 << 29).with_scale(power.scale), cx.q).requantize(cx.q)
 
 
@@ -265,7 +265,7 @@ def _(cx: Context, x: Operand, weight: Operand) -> Value:
 
 
 def _channel_slopes(cx: Context, x: Operand, weight: Operand) -> np.ndarray[Any, Any] | None:
-    """The constant slopes of a PReLU, [C]. None if x has no channel dimension or slopes vary along another one."""
+    """The constant slopes of a PReLU, [C]. None if x has no channel dimension, or if slopes vary along another."""
     shape = _broadcast_prelu_weight(cx, x, weight).shape
     if x.rank < 2 or any(size != 1 for i, size in enumerate(reversed(shape)) if i != x.rank - 2):
         return None
@@ -277,7 +277,7 @@ def _prelu_by_channel(cx: Context, x: Operand, slopes: np.ndarray[Any, Any]) -> 
 
     If all slopes are at least 1, PReLU is min(x, slope * x). Rounding is monotonic, so that the maximum of two rounded
     numbers equals the rounded maximum. ``_prelu_by_sign`` computes other slopes. An int8 tensor [1, 32, 48, 48] takes
-    113,000 cycles on U55-128 and 57,000 on U85-256; computed in INT32, it takes 1,088,000 and 376,000.
+    113,000 cycles on U55-128 and 57,000 on U85-256. In INT32, PReLU takes 1,088,000 and 376,000.
     """
     if slopes.max() > 1 > slopes.min():
         return _prelu_by_sign(cx, x, slopes)

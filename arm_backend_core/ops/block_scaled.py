@@ -22,7 +22,7 @@ from arm_backend_core.ops.registry import AnnotationKind, op
 from arm_backend_core.tosa.graph import Value, prod
 from arm_backend_core.tosa.operators.block_scaled import BLOCK_SIZE
 
-#: Maps TOSA's name of an element type to torchao's.
+#: {TOSA's name of an element type: torchao's name or dtype}.
 TORCHAO_FORMATS: dict[str, torch.dtype | str] = {
     "fp8e4m3": torch.float8_e4m3fn,
     "fp8e5m2": torch.float8_e5m2,

@@ -1,4 +1,4 @@
-"""Changes of element type."""
+"""Casts between element types."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def to_bool(cx: Context, x: Operand) -> Value:
 def _truncate_to_int32(cx: Context, x: FixedPoint) -> Value:
     """Truncate towards zero to INT32.
 
-    The result is exact except close to integers. With u = 2**-fraction_bits, a positive number less than 1.5 u below an
-    integer becomes that integer, and so does a negative number less than 0.5 u above an integer.
+    Numbers very close to an integer may become this integer. Let u be 2**-fraction_bits. Positive numbers are affected
+    if they are less than 1.5 u below an integer, negative numbers if they are less than 0.5 u above an integer.
 
     Raises:
         Unsupported: the values of x may exceed 2**28.
@@ -70,7 +70,7 @@ def to(cx: Context, x: Operand, *_: Any, **__: Any) -> Value:
         return to_bool(cx, x)
     if x.q is not None:
         return x.value if cx.dtype.is_float else cx.b.cast(_truncate_to_int32(cx, cx.to_fixed_point(x)), cx.dtype)
-    if cx.result_q is not None:  # quantize plain integers
+    if cx.result_q is not None:  # integers to quantized numbers
         return cx.integer_to_fixed_point(x).requantize(cx.q)
     if not x.value.dtype.is_float or cx.dtype.is_float:
         return cx.b.cast(x.value, cx.dtype)

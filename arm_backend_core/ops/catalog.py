@@ -50,7 +50,7 @@ from arm_backend_core.ops.registry import (
 
 
 def find_record(node: torch.fx.Node) -> Record | None:
-    """Return the record that lowers a node's operator, or None."""
+    """Return the record with the lowering rules of a node's operator; None if there is no record."""
     entry = find_entry(node)
     return entry if isinstance(entry, Record) else None
 
@@ -72,7 +72,7 @@ def is_cast(node: torch.fx.Node) -> bool:
 
 
 def is_average(node: torch.fx.Node) -> bool:
-    """Whether a node's operator averages elements and keeps their quantization parameters, so that it rounds."""
+    """Whether a node's operator averages elements. Averages that keep the operand's scale are rounded."""
     record = find_record(node)
     return record is not None and record.is_average
 
@@ -97,14 +97,14 @@ def find_entry(node: torch.fx.Node) -> Record | Composite | None:
     overload = overload_of(node.target) if node.op == "call_function" else None
     if overload is None:
         return None
-    return aten_records().get(overload) or _CUSTOM_RECORDS.get(overload) or _DECOMPOSITIONS_BY_NAME.get(overload.name())
+    return aten_entries().get(overload) or _CUSTOM_RECORDS.get(overload) or _DECOMPOSITIONS_BY_NAME.get(overload.name())
 
 
-def all_records() -> Mapping[OpOverload | str, Record | Composite]:
-    """Return all records and decompositions by overload, or by name if the operator's library may not be loaded."""
-    return dict([*aten_records().items(), *_CUSTOM_RECORDS.items(), *_DECOMPOSITIONS_BY_NAME.items()])
+def all_entries() -> Mapping[OpOverload | str, Record | Composite]:
+    """All records and decompositions by overload; by name for operators of libraries that are possibly not loaded."""
+    return dict([*aten_entries().items(), *_CUSTOM_RECORDS.items(), *_DECOMPOSITIONS_BY_NAME.items()])
 
 
-def aten_records() -> Mapping[OpOverload, Record | Composite]:
+def aten_entries() -> Mapping[OpOverload, Record | Composite]:
     """Records and decompositions of ATen operators, by overload."""
     return _RECORDS

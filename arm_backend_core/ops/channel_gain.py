@@ -25,7 +25,7 @@ def scale_channels(cx: Context, x: Operand, gain: Array, offset: Array | float =
         offset: real numbers, [C] or one number.
 
     Raises:
-        Unsupported: under the conditions of ``Accumulator.from_weights`` and ``Accumulator.requantize``.
+        Unsupported: ``Accumulator.from_weights`` or ``Accumulator.requantize`` raises it.
     """
     assert x.q is not None
     weight = np.where(gain < 0, -127, 127)

@@ -19,8 +19,8 @@ def to_common_scale(x: FixedPoint, y: FixedPoint, out: QParams | None = None) ->
     below 2**g. The rounding error is at most one step of the common scale.
 
     For a comparison, int8 is shifted by 21 bits, the most that RESCALE accepts. Two numbers compare as equal if they
-    differ by less than the rounding error. An example is one step of x and one step of y, if the relative difference of
-    the scales is 2**-22.
+    differ by less than the rounding error. For example, one step of x equals one step of y if the scales differ by a
+    factor of 1 + 2**-22.
 
     Args:
         x: the first operand.
@@ -41,7 +41,7 @@ def to_common_scale(x: FixedPoint, y: FixedPoint, out: QParams | None = None) ->
     for narrow, other in ((x, y), (y, x)):
         computed = narrow.value.data is other.value.data is None
         if computed and (narrow.dtype, other.dtype) == (DType.INT16, DType.INT32) and narrow.scale >= scale:
-            factor = int(narrow.scale / scale)  # on Ethos-U, MUL is one operation; RESCALE takes 700 cycles
+            factor = int(narrow.scale / scale)  # on Ethos-U, MUL takes far fewer cycles than RESCALE
             pair = narrow.refine_scale(factor), other.to_int32_at(narrow.scale / factor)
             return pair if narrow is x else pair[::-1]
     return x.to_int32_at(scale), y.to_int32_at(scale)
@@ -57,9 +57,9 @@ def to_common_int16(x: FixedPoint, y: FixedPoint, out: QParams) -> tuple[FixedPo
 
     Returns:
         The operands as INT32 at one scale. They are RESCALEs of int16 values, which Vela fuses into the addition. None
-        if the target has no NPU, an operand is constant, int16 cannot hold an operand at the common scale, or this
-        scale exceeds the result's. None for other combinations of types too: two int16 operands need no conversion,
-        because their addition is one operation already.
+        if the target has no NPU, an operand is constant, int16 cannot hold an operand at the common scale, or the
+        common scale exceeds the result's scale. Also None if operands and result are not a mix of int8 and int16, or
+        if no operand is int8: the addition of two int16 operands is one operation without a conversion.
     """
     pair, dtypes = to_common_rank(x, y), [x.dtype, y.dtype, out.dtype]
     scale = max((z.scale for z in pair if z.dtype is DType.INT16), default=float(out.scale))

@@ -23,10 +23,10 @@ aten = torch.ops.aten
 
 
 def _cast_to_comparable(cx: Context, *operands: Operand | float) -> list[Value]:
-    """Cast plain operands to one element type that the target can compare.
+    """Cast unquantized operands to one element type that the target can compare.
 
-    If one operand is floating point, the element type is that of this operand. If the operands have two floating-point
-    types, PyTorch's type promotion decides: a scalar tensor takes the type of the other operand.
+    If one operand is floating point, the other operand is cast to its type. If both are floating point and their types
+    differ, PyTorch's type promotion decides: a scalar tensor takes the type of the other operand.
     """
     values = [x.value for x in operands if isinstance(x, Operand)]
     floats = {value.dtype for value in values if value.dtype.is_float}
@@ -36,15 +36,15 @@ def _cast_to_comparable(cx: Context, *operands: Operand | float) -> list[Value]:
     dtype = floats.pop() if floats else DType.FP32 if has_fraction else DType.INT32
     if dtype is DType.INT32 and not cx.target.has_int_profile and all(value.dtype is DType.BOOL for value in values):
         dtype = DType.FP32
-    return [_operand(cx, x, dtype) for x in operands]
+    return [_cast_operand(cx, x, dtype) for x in operands]
 
 
-def _operand(cx: Context, x: Operand | float, dtype: DType) -> Value:
+def _cast_operand(cx: Context, x: Operand | float, dtype: DType) -> Value:
     return cx.b.cast(x.value, dtype) if isinstance(x, Operand) else cx.b.const(x, dtype)
 
 
 def _register_comparison(kind: str, *overloads: OpOverload, swap: bool = False, negate: bool = False) -> None:
-    """Register comparisons by the TOSA operator ``kind``; ``swap`` its operands or ``negate`` its result."""
+    """Register comparisons that the TOSA operator ``kind`` computes, with swapped operands or a negated result."""
 
     def compare(cx: Context, left: Value, right: Value) -> Value:
         result = cx.b.compare(kind, right, left) if swap else cx.b.compare(kind, left, right)
@@ -74,7 +74,7 @@ def _register_comparison(kind: str, *overloads: OpOverload, swap: bool = False, 
 
 
 def _to_exact_int32(cx: Context, x: Operand | float) -> Value | None:
-    """A plain INT32 tensor, or a constant tensor of int32 numbers, as INT32; None for all other operands."""
+    """Convert an unquantized INT32 tensor, or a constant tensor of int32 numbers, to INT32; None for other operands."""
     if not isinstance(x, Operand) or (x.q is None and x.value.dtype is DType.INT32):
         return x.value if isinstance(x, Operand) else None
     real = x.float_values if x.is_constant else np.array(0.5)
@@ -111,7 +111,7 @@ _register_comparison("GREATER_EQUAL", aten.le.Tensor, aten.le.Scalar, swap=True)
 )
 def where(cx: Context, condition: Operand, x: Operand | float, y: Operand | float) -> Value:
     """Select x where the condition is true, else y."""
-    return cx.b.select(to_bool(cx, condition), _operand(cx, x, cx.dtype), _operand(cx, y, cx.dtype))
+    return cx.b.select(to_bool(cx, condition), _cast_operand(cx, x, cx.dtype), _cast_operand(cx, y, cx.dtype))
 
 
 @where.integer_rule
@@ -127,7 +127,7 @@ def _(cx: Context, condition: Operand, x: Operand | float, y: Operand | float) -
 
 
 def _register_bitwise(kind: str, *overloads: OpOverload, logical: bool) -> None:
-    """Register ``and``, ``or`` or ``xor``; ``logical`` for torch.logical_*, False for torch.bitwise_*."""
+    """Register ``and``, ``or`` or ``xor``: torch.logical_* if ``logical``, else torch.bitwise_*."""
     interval = intervals.bitwise_and if kind == "AND" else intervals.bitwise_or
 
     @op(*overloads, interval=intervals.elementwise(interval))
@@ -138,7 +138,7 @@ def _register_bitwise(kind: str, *overloads: OpOverload, logical: bool) -> None:
         if logical or cx.dtype is DType.BOOL:
             right = to_bool(cx, y) if isinstance(y, Operand) else cx.b.const(bool(y), DType.BOOL)
             return cx.b.binary(f"LOGICAL_{kind}", to_bool(cx, x), right)
-        return cx.b.binary(f"BITWISE_{kind}", _operand(cx, x, cx.dtype), _operand(cx, y, cx.dtype))
+        return cx.b.binary(f"BITWISE_{kind}", _cast_operand(cx, x, cx.dtype), _cast_operand(cx, y, cx.dtype))
 
     rule.integer_rule(rule.lower)
 
@@ -156,7 +156,7 @@ def _shift(cx: Context, x: Operand | float, y: Operand | float, *, left: bool) -
     If y is negative or at least the number of bits, a left shift gives 0, and a right shift gives 0 or -1 by the sign
     of x.
     """
-    b, value, amount = cx.b, _operand(cx, x, cx.dtype), _operand(cx, y, cx.dtype)
+    b, value, amount = cx.b, _cast_operand(cx, x, cx.dtype), _cast_operand(cx, y, cx.dtype)
     low, high = find_range(amount)
     last = 8 * cx.dtype.bytes - 1
     clamped_amount = amount
@@ -213,7 +213,7 @@ def isinf(cx: Context, x: Operand) -> Value:
 
 
 def _emit_false(cx: Context, x: Operand) -> Value:
-    """Return False for every element: quantized values are always finite."""
+    """Emit False for every element, because quantized values are always finite."""
     value = cx.to_fixed_point(x).to_int32().value
     return cx.b.compare("GREATER", value, value)
 

@@ -132,11 +132,11 @@ def _cache_key() -> str:
 
 def _read_records() -> list[dict[str, Any]]:
     """Read the operators from the compiler's records."""
-    from arm_backend_core.ops.catalog import aten_records
+    from arm_backend_core.ops.catalog import aten_entries
     from arm_backend_core.ops.registry import Composite
 
     rows = []
-    for overload, record in aten_records().items():
+    for overload, record in aten_entries().items():
         row: dict[str, Any] = {"operator": str(overload), "integer": None, "annotation": None}
         if not isinstance(record, Composite):
             row["integer"] = "rule" if record.lower_integer else "table" if record.is_univariate else "none"

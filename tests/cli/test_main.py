@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import arm_recipes
-from arm_backend_core.ops.catalog import aten_records
+from arm_backend_core.ops.catalog import aten_entries
 from arm_recipes import ArmRecipeType, ExportRecipe, export
 from arm_recipes.cli.main import main
 from tests.small_models import Small, Sorting, images, vectors
@@ -417,7 +417,7 @@ def test_a_failed_export_exits_with_1(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_operators_command_lists_the_records(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["operators"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert f"{len(aten_records())} operators" in lines
+    assert f"{len(aten_entries())} operators" in lines
     relu = next(line for line in lines if line.startswith("aten.relu.default "))
     assert "int lowering: table  quantization: " in relu
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from arm_backend_core.ops.catalog import aten_records
+from arm_backend_core.ops.catalog import aten_entries
 from tests.fuzz.generator import (
     ANY,
     BOOL,
@@ -989,7 +989,7 @@ OPERATORS: dict[str, dict[str, Strategy]] = {
     "logit": {"eps": _choice_of(None, 0.1)},
     **{
         str(overload).removeprefix("aten."): {"x": _finite_tensor(), "n": _choice_of(-1, 0, 1, 2, 5)}
-        for overload in aten_records()
+        for overload in aten_entries()
         if "polynomial" in str(overload)
     },
     **dict.fromkeys(_SHIFTS, _SHIFT),
@@ -1252,7 +1252,7 @@ def list_steps() -> list[list[tuple[str, StepDrawer]]]:
     Operators are sorted by name, so that moving a record to another module does not change the graphs.
     """
     operators: list[tuple[str, StepDrawer]] = [
-        (str(o), partial(draw_call, o)) for o in sorted(aten_records(), key=str) if str(o) not in EXCLUDED_OPERATORS
+        (str(o), partial(draw_call, o)) for o in sorted(aten_entries(), key=str) if str(o) not in EXCLUDED_OPERATORS
     ]
     modules: list[tuple[str, StepDrawer]] = [(c.split("(")[0], partial(_draw_module, c, t)) for c, t in MODULES]
     functions: list[tuple[str, StepDrawer]] = [(t, partial(_draw_function, t)) for t in FUNCTIONS]

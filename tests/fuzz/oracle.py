@@ -43,7 +43,7 @@ from arm_backend_core.cortex_m.quantizer import CortexMQuantizer
 from arm_backend_core.delegate import delegate
 from arm_backend_core.errors import ArmBackendError, InternalError, ModelError
 from arm_backend_core.nodes import is_dequantize, overload_of
-from arm_backend_core.ops.catalog import aten_records, find_record
+from arm_backend_core.ops.catalog import aten_entries, find_record
 from arm_backend_core.ops.registry import Record
 from arm_backend_core.program import TENSOR_KINDS
 from arm_backend_core.quantization import (
@@ -823,7 +823,7 @@ class _TeacherForcedFloat64(_TeacherForcedInterpreter, _PerturbedInterpreter):
         if self._direction == 1.0 and overload is not None and overload._schema.name in _COMPARISONS:
             x, y = args
             args = x, torch.where((x - y).abs() <= self._equality_tolerance, x, y) if isinstance(y, Tensor) else y
-        record = None if overload is None else aten_records().get(overload)
+        record = None if overload is None else aten_entries().get(overload)
         self._error = record.error_bound if isinstance(record, Record) else 0.0
         return super().call_function(target, args, kwargs)
 

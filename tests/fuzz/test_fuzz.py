@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from arm_backend_core.ops.catalog import aten_records
+from arm_backend_core.ops.catalog import aten_entries
 from arm_backend_core.tosa import reference_model
 from tests.cortex_m.lowering import LoweredCortexMProgram
 from tests.fuzz import campaign, oracle
@@ -61,7 +61,7 @@ def test_graph(target: str, index: int) -> None:
 
 def test_every_operator_with_a_record_can_be_drawn() -> None:
     missing = []
-    for overload in (o for o in aten_records() if str(o) not in EXCLUDED_OPERATORS):
+    for overload in (o for o in aten_entries() if str(o) not in EXCLUDED_OPERATORS):
         program = draw_with(str(overload), partial(draw_call, overload), 0, integer=True)
         if program is None or program.steps[-1].operator != str(overload):
             missing.append(str(overload))

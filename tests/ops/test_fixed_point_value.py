@@ -18,7 +18,7 @@ from torch._ops import OpOverload
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.catalog import aten_records
+from arm_backend_core.ops.catalog import aten_entries
 from arm_backend_core.ops.common_scale import to_common_int16, to_common_scale
 from arm_backend_core.ops.fixed_point_value import FixedPoint
 from arm_backend_core.ops.operands import Context, Operand
@@ -87,7 +87,7 @@ def evaluate(
 
 
 def _integer_rule(overload: OpOverload) -> Callable[..., Any]:
-    record = aten_records()[overload]
+    record = aten_entries()[overload]
     assert isinstance(record, Record)
     assert record.lower_integer is not None
     return record.lower_integer

@@ -14,7 +14,7 @@ from torch import nn
 from arm_backend_core import compilation_log
 from arm_backend_core.delegate import delegate
 from arm_backend_core.errors import CompileError, FullDelegationError, ModelError
-from arm_backend_core.ops.catalog import aten_records
+from arm_backend_core.ops.catalog import aten_entries
 from arm_backend_core.ops.registry import op
 from arm_backend_core.selection import select_operators
 from tests.ops import runner
@@ -315,10 +315,10 @@ def test_an_exception_of_a_pass_names_the_delegate(monkeypatch: pytest.MonkeyPat
 def test_op_refuses_overload_packets_and_registered_overloads(
     overload: Any, error: type[Exception], words: str
 ) -> None:
-    before = dict(aten_records())
+    before = dict(aten_entries())
     with pytest.raises(error, match=words):
         op(overload)(lambda cx, x, y: x.value)
-    assert dict(aten_records()) == before
+    assert dict(aten_entries()) == before
 
 
 def test_require_full_delegation_raises_with_the_reason() -> None:

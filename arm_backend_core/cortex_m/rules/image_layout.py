@@ -13,29 +13,29 @@ from arm_backend_core.permutation import Layout
 
 
 def to_height_width(values: Any, spatial: int, default: int) -> list[int]:
-    """(height, width) of a parameter; ``default`` is the height of a 1D operator."""
+    """(height, width) of a parameter such as the stride; ``default`` is the height if the operator is 1D."""
     return [default, *read_sizes(values, spatial)][-2:]
 
 
 def read_sizes(values: Any, spatial: int) -> list[int]:
-    """A parameter of an operator as a list of ``spatial`` numbers. A single number applies to all dimensions."""
+    """A parameter such as the stride, as a list of ``spatial`` numbers. A single number applies to all dimensions."""
     values = [values] if isinstance(values, int) else list(values)
     return values * spatial if len(values) == 1 else values
 
 
 def spatial_pair(shape: Any, spatial: int) -> list[int]:
-    """(height, width) of a shape [(N,) C, (H,) W]; the height is 1 if there is one spatial dimension."""
+    """(height, width) of a shape [(N,) C, (H,) W]; the height is 1 if the shape has no H."""
     return [1, *shape[-spatial:]][-2:]
 
 
 def _channels_last(rank: int, spatial: int) -> Layout:
-    """The layout [(N,) (D,) (H,) W, C] of [(N,) C, (D,) (H,) W]."""
+    """Channels-last layout of a tensor [(N,) C, (D,) (H,) W]: the dimensions in the order (N,) (D,) (H,) W, C."""
     channel = rank - spatial - 1
     return (*range(channel), *range(channel + 1, rank), channel)
 
 
 def to_nhwc_image(cx: KernelContext, x: QuantizedValue, spatial: int) -> Node:
-    """[(N,) C, (D,) (H,) W] as an image. ``spatial`` is the number of spatial dimensions: 1, 2 or 3."""
+    """Convert x [(N,) C, (D,) (H,) W] to a channels-last image. ``spatial`` is the number of D, H and W: 1, 2 or 3."""
     channel = x.rank - spatial - 1
     batch = x.shape[0] if channel else 1
     sizes = spatial_pair(x.shape, spatial) if spatial < 3 else x.shape[-spatial:]
@@ -44,29 +44,32 @@ def to_nhwc_image(cx: KernelContext, x: QuantizedValue, spatial: int) -> Node:
 
 
 def from_nhwc_image(cx: KernelContext, node: Node, spatial: int) -> QuantizedValue:
-    """The result [(N,) C, (D,) (H,) W] of ``cx.node``, from an image. In a 3D image, N and D may be merged."""
+    """Convert an image to the result [(N,) C, (D,) (H,) W] of ``cx.node``. In a 3D image, N and D may be merged."""
     return from_planes(cx, node, _channels_last(cx.node.meta["val"].dim(), spatial))
 
 
 def to_planes(cx: KernelContext, x: QuantizedValue, spatial: int) -> tuple[Node, Layout]:
-    """[(N,) C, (H,) W] as an image, for an operator that computes each plane [H, W] alone, and the result's layout.
+    """Convert x [(N,) C, (H,) W] to an image, for an operator that computes each plane [H, W] independently.
 
-    If the dimensions of a plane are adjacent in the layout of ``x``, this layout is kept: the dimensions before the
-    plane become the image's batch, and the dimensions after it become the channels. Otherwise, the layout is
-    channels-last. The layout is channels-last, too, if the image would have a single channel although ``x`` has
-    several, because the kernels are vectorized along the channels.
+    If the dimensions of a plane are adjacent in the layout of ``x``, the image keeps this layout: the dimensions before
+    the plane become the image's batch, and the dimensions after it become the channels. Otherwise, the image is
+    channels-last. It is channels-last, too, if all channels of ``x`` would become part of the batch, because the
+    kernels are vectorized along the channels.
+
+    Returns:
+        The image, and the layout for ``from_planes``.
     """
     axes, first = tuple(range(x.rank - spatial, x.rank)), x.layout.index(x.rank - spatial)
     before, behind = x.layout[:first], x.layout[first + spatial :]
     batch, channels = (math.prod(x.shape[axis] for axis in part) for part in (before, behind))
-    is_one_of_many = channels == 1 < x.shape[x.rank - spatial - 1]
-    if x.layout[first : first + spatial] != axes or is_one_of_many:
+    has_channels_in_batch = channels == 1 < x.shape[x.rank - spatial - 1]
+    if x.layout[first : first + spatial] != axes or has_channels_in_batch:
         return to_nhwc_image(cx, x, spatial), _channels_last(x.rank, spatial)
     shape = (batch, *spatial_pair(x.shape, spatial), channels)
     return cx.emit.reshape(cx.emit.materialize(x, x.layout), shape), x.layout
 
 
 def from_planes(cx: KernelContext, node: Node, layout: Layout) -> QuantizedValue:
-    """The result [(N,) C, (H,) W] of ``cx.node``, from an image of ``to_planes``."""
+    """Convert an image to the result [(N,) C, (H,) W] of ``cx.node``; ``layout`` is from ``to_planes``."""
     shape = cx.node.meta["val"].shape
     return cx.make_result(cx.emit.reshape(node, [shape[axis] for axis in layout]), layout)

@@ -1,4 +1,4 @@
-"""Linear layers, and products of two computed matrices, with int32 accumulators."""
+"""Linear layers and matrix products: int8 operands, int32 accumulators."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ aten = torch.ops.aten
 def multiply_by_weight(cx: KernelContext) -> QuantizedValue:
     """Linear layer of [..., IC] and a weight [OC, IC].
 
-    With per-channel scales, it is a 1x1 convolution: ``quantized_linear`` has one multiplier for all channels.
+    ``quantized_linear`` has one multiplier for all channels. If the weight has per-channel scales, the layer is
+    therefore computed as a 1x1 convolution.
     """
     arguments = arguments_of(cx.node)
     x, weight = cx.operand(arguments["input"]), cx.weight(arguments["weight"], 0)
@@ -47,7 +48,7 @@ def _multiply_per_tensor(cx: KernelContext, x: QuantizedValue, stored: Node, wei
     bias_data = cx.bias(bias, np.asarray(scale), channels)
     multiplier, shift = single_multiplier(scale / float(cx.result.q.scale))
     bias_node = sums_node = None
-    if cx.isa is Isa.MVE:  # the MVE kernel reads sums of the weights, which contain the bias, and ignores the bias
+    if cx.isa is Isa.MVE:  # the MVE kernel ignores the bias operand: the weight sums include it
         sums_node = cx.emit.constant(compute_kernel_sum(weight.data, bias_data, -x.zero_point, 0), "weight_sums")
     elif bias_data is not None:
         bias_node = cx.emit.constant(bias_data, "bias")
@@ -61,7 +62,7 @@ def _multiply_per_tensor(cx: KernelContext, x: QuantizedValue, stored: Node, wei
 
 @rule(aten.matmul.default, aten.bmm.default, aten.mm.default)
 def multiply_matrices(cx: KernelContext) -> QuantizedValue:
-    """Product of two computed tensors [..., M, K] and [..., K, N]; a vector is one row or column."""
+    """Matrix product of [..., M, K] and [..., K, N]. A 1D operand is one row (the first) or one column (the second)."""
     first, second = (cx.operand(argument) for argument in cx.node.args[:2])
     batch = np.broadcast_shapes(first.shape[:-2], second.shape[:-2])
     rows, depth = (1, *first.shape)[-2:]

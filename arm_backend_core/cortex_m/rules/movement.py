@@ -1,4 +1,4 @@
-"""Data movement: the integers of the operand in another order or shape."""
+"""Data movement: operators that copy the operand's integers to another order or shape, without arithmetic."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from arm_backend_core.permutation import Layout, inverse
 
 aten = torch.ops.aten
 
-#: Maximum size of an index that is folded to a constant even if it has more elements than its operands. A larger
-#: constant would need more flash than the operators that compute it.
+#: Number of elements up to which a computed index tensor is always folded to a constant. A larger index is folded only
+#: if one of the operands that it is computed from has at least as many. Otherwise, the constant would need more flash
+#: than these operands.
 _MAX_FOLDED_INDEX = 1024
 
 
 def _requantized_operand(cx: KernelContext, argument: Any) -> QuantizedValue:
-    """The operand, with the parameters of the result."""
+    """Requantize the operand to the result's quantization parameters."""
     return cx.requantize(cx.operand(argument), cx.result.q)
 
 
@@ -65,16 +66,16 @@ def reshape(cx: KernelContext) -> QuantizedValue:
 def _layout_of_view(x: QuantizedValue, shape: tuple[int, ...]) -> Layout | None:
     """The layout of ``x`` after a view as ``shape``; None if the elements would have to be moved.
 
-    If the view merges dimensions of ``x`` into one, or splits one, these dimensions must be adjacent in memory and in
-    the program's order. Dimensions of size 1 do not matter.
+    If the view merges several dimensions of ``x``, these dimensions must be adjacent in the layout of ``x``, in
+    ascending order. Dimensions of size 1 do not matter.
     """
-    merged = _merged_dimensions(x.shape, shape)
-    if merged is None:
+    groups = _group_dimensions(x.shape, shape)
+    if groups is None:
         return None
     stored = [axis for axis in x.layout if x.shape[axis] != 1]
     layout = [axis for axis, size in enumerate(shape) if size == 1]
     while stored:
-        old, new = merged.get(stored[0], ([], []))
+        old, new = groups.get(stored[0], ([], []))
         if not old or stored[: len(old)] != old:
             return None
         layout += new
@@ -82,18 +83,18 @@ def _layout_of_view(x: QuantizedValue, shape: tuple[int, ...]) -> Layout | None:
     return tuple(layout)
 
 
-def _merged_dimensions(shape: Sequence[int], view: Sequence[int]) -> dict[int, tuple[list[int], list[int]]] | None:
-    """Match the dimensions of a shape with those dimensions of a view that index the same elements.
+def _group_dimensions(shape: Sequence[int], view: Sequence[int]) -> dict[int, tuple[list[int], list[int]]] | None:
+    """Split the dimensions of a shape and of its view into the smallest groups that index the same elements.
 
     Returns:
-        The smallest groups of adjacent dimensions of the shape that correspond to dimensions of the view. The key is
-        the first dimension of a group, the value is (dimensions of the shape, dimensions of the view). Dimensions of
-        size 1 are left out. None if there are no elements.
+        {first dimension of the shape in a group: (dimensions of the shape, dimensions of the view)}, without dimensions
+        of size 1. For a shape [2, 3, 4] that is viewed as [6, 4]: {0: ([0, 1], [0]), 2: ([2], [1])}. None if there are
+        no elements.
     """
     old, new = ([axis for axis, size in enumerate(sizes) if size != 1] for sizes in (shape, view))
     if 0 in shape:
         return None
-    merged: dict[int, tuple[list[int], list[int]]] = {}
+    groups: dict[int, tuple[list[int], list[int]]] = {}
     while old:
         parts = [old.pop(0)], [new.pop(0)]
         while True:
@@ -102,13 +103,13 @@ def _merged_dimensions(shape: Sequence[int], view: Sequence[int]) -> dict[int, t
                 break
             shorter = int(sizes[0] > sizes[1])
             parts[shorter].append((old, new)[shorter].pop(0))
-        merged[parts[0][0]] = parts
-    return merged
+        groups[parts[0][0]] = parts
+    return groups
 
 
 @rule(aten.contiguous.default, aten.clone.default, aten.alias.default, aten._to_copy.default, aten.detach.default)
 def copy(cx: KernelContext) -> QuantizedValue:
-    """A copy needs no operator: the result is the operand itself, unless its parameters differ."""
+    """A copy needs no operator: the result is the operand, requantized if the quantization parameters differ."""
     return _requantized_operand(cx, cx.node.args[0])
 
 
@@ -142,13 +143,13 @@ def _slice(
 
 @rule(aten.select.int)
 def select_index(cx: KernelContext) -> QuantizedValue:
-    """One index along a dimension, which disappears."""
+    """Select one index along a dimension, which is removed from the result."""
     arguments = arguments_of(cx.node)
     return _select(cx, _requantized_operand(cx, cx.node.args[0]), int(arguments["dim"]), arguments["index"])
 
 
 def _select(cx: KernelContext, x: QuantizedValue, dim: int, index: int) -> QuantizedValue:
-    """One index along dimension ``dim``, in the layout of ``x`` without this dimension."""
+    """Select one index along dimension ``dim``; the result has the layout of ``x`` without this dimension."""
     dim = x.normalize_dim(dim)
     node = cx.emit.call(aten.select_copy.int, cx.emit.materialize(x, x.layout), x.layout.index(dim), index)
     return cx.make_result(node, [axis - (axis > dim) for axis in x.layout if axis != dim])
@@ -172,7 +173,10 @@ def select_chunk(cx: KernelContext) -> QuantizedValue:
 
 @rule(aten.topk.default, aten.sort.default, aten.max.dim, aten.min.dim, table=MULTI_RESULT_RULES)
 def select_by_order(cx: KernelContext) -> QuantizedValue:
-    """Values of ``topk``, ``sort``, ``max`` or ``min``, computed on int8. The indices come from the same operator."""
+    """Compute ``topk``, ``sort``, ``max`` or ``min`` on int8.
+
+    The int8 operator also computes the indices; their readers are redirected to it.
+    """
     source, index = cx.node.all_input_nodes[0], cast(int, cx.node.args[1])
     x = _requantized_operand(cx, source.args[0])
     ordered = cx.emit.call(source.target, cx.emit.materialize(x), *source.args[1:], **source.kwargs)
@@ -191,7 +195,7 @@ _EDGE_PADS = {
 
 @rule(aten.constant_pad_nd.default, aten.pad.default, *_EDGE_PADS)
 def pad(cx: KernelContext) -> QuantizedValue:
-    """Padding by elements of the operand, or by a constant, which gets the quantization parameters of the result."""
+    """Padding with elements of the operand, or with a constant, which is quantized to the result's parameters."""
     arguments = arguments_of(cx.node)
     x = _requantized_operand(cx, cx.node.args[0])
     amounts: list[int] = list(arguments["pad" if "pad" in arguments else "padding"])
@@ -207,12 +211,13 @@ def pad(cx: KernelContext) -> QuantizedValue:
 
 
 def _pad_with_elements(cx: KernelContext, x: QuantizedValue, amounts: list[int], mode: str) -> QuantizedValue:
-    """Padding with elements of ``x``, in its layout: one constant index for each padded dimension.
+    """Padding with elements of ``x``: for each padded dimension, an ``index_select`` with a constant index.
 
     Args:
         cx: the context.
         x: the operand.
-        amounts: (before, after) of the last dimension first, as in ``torch.nn.functional.pad``.
+        amounts: elements before and after the last dimension, then before and after the second to last, and so on, as
+            in ``torch.nn.functional.pad``.
         mode: "reflect", "replicate" or "circular".
     """
     node = cx.emit.materialize(x, x.layout)
@@ -292,9 +297,10 @@ def apply_to_integers(cx: KernelContext) -> QuantizedValue:
 
 
 def _fold_index(cx: KernelContext, argument: Any) -> Any:
-    """Replace an index that operators compute from constants by its value, so that no call computes it again.
+    """Replace an index that operators compute from constants by its value, unless it would need too much flash.
 
-    A large index that repeats the elements of a smaller one stays: it would need more flash than its operators.
+    An index is not folded if it has more than ``_MAX_FOLDED_INDEX`` elements and more than each of its operands, for
+    example if it is the ``expand`` of a smaller one.
     """
     data = cx.constant_data(argument)
     if data is None or argument.op != "call_function":

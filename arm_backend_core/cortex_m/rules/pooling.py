@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class _Windows:
-    """Windows of a pooling; (height, width) each."""
+    """Kernel size, stride and padding of a pooling operator; each is (height, width)."""
 
     kernel: list[int]
     stride: list[int]
@@ -43,7 +43,7 @@ def _count_spatial_dims(cx: KernelContext) -> int:
 
 
 def _average(cx: KernelContext, x: QuantizedValue, window: _Windows) -> QuantizedValue:
-    """Mean over windows of [(N,) C, (H,) W]; padding counts as zeros.
+    """Mean over windows of [(N,) C, (H,) W]; the padding consists of zeros, which the mean includes.
 
     Without padding and with equal quantization parameters, the pooling kernel computes the mean. Otherwise, the
     elements are summed with weights of 1, by a matrix product (if one window covers the image) or by a depthwise
@@ -65,7 +65,7 @@ def _average(cx: KernelContext, x: QuantizedValue, window: _Windows) -> Quantize
 def _average_excluding_padding(
     cx: KernelContext, x: QuantizedValue, image: Node, window: _Windows, ceil_mode: bool
 ) -> Node:
-    """Mean of each window over its elements that are not padding.
+    """Mean over the elements of each window that are not padding.
 
     Raises:
         Unsupported: operand and result have different parameters.
@@ -151,9 +151,9 @@ def mean_or_sum(cx: KernelContext) -> QuantizedValue:
 
 
 def _average_dimensions(cx: KernelContext, x: QuantizedValue, reduced: list[int]) -> QuantizedValue:
-    """Mean with the parameters of the operand: a pooling whose window covers all reduced dimensions.
+    """Mean over dimensions by average pooling, for a result with the operand's quantization parameters.
 
-    The other dimensions become channels.
+    The window covers all reduced dimensions. The other dimensions become channels.
     """
     kept = [d for d in range(x.rank) if d not in reduced]
     size, channels = (int(np.prod([x.shape[d] for d in part])) for part in (reduced, kept))
@@ -163,7 +163,7 @@ def _average_dimensions(cx: KernelContext, x: QuantizedValue, reduced: list[int]
 
 
 def _sum_dimensions(cx: KernelContext, x: QuantizedValue, reduced: list[int], factor: float) -> QuantizedValue:
-    """Sum over dimensions, times ``factor``: the matrix product of a row of ones and the elements.
+    """Sum over dimensions, times ``factor``, by a matrix product of a row of ones and the elements.
 
     A depthwise convolution would need as many weights as the operand has elements, and its scratch memory grows with
     the window: 6 MB for 112x112 pixels with MVE.
@@ -182,7 +182,7 @@ def _sum_dimensions(cx: KernelContext, x: QuantizedValue, reduced: list[int], fa
 
 @rule(aten.max_pool2d.default, aten.max_pool1d.default)
 def maximum_pool(cx: KernelContext) -> QuantizedValue:
-    """Maximum pooling of [(N,) C, (H,) W]; padding does not count."""
+    """Maximum pooling of [(N,) C, (H,) W]; the maximum ignores padding."""
     arguments = arguments_of(cx.node)
     x = cx.requantize(cx.operand(arguments["self"]), cx.result.q)
     spatial, window = _count_spatial_dims(cx), _read_windows(cx, arguments)
@@ -201,7 +201,7 @@ def maximum_pool(cx: KernelContext) -> QuantizedValue:
 
 
 def _pad_for_ceil_mode(cx: KernelContext, image: Node, window: _Windows) -> Node:
-    """Pad an NHWC image with the smallest integer, so that windows that reach beyond it become whole."""
+    """Pad an NHWC image with -128, so that no window of ``ceil_mode`` reaches beyond the padded image."""
     sizes, results = image.meta["val"].shape[1:3], spatial_pair(cx.node.meta["val"].shape, _count_spatial_dims(cx))
     parameters = (window.kernel, window.stride, window.pad)
     post = [

@@ -13,7 +13,7 @@ from arm_backend_core.nodes import arguments_of
 from arm_backend_core.qparams import QParams
 
 aten = torch.ops.aten
-#: Parameters of the result of the softmax kernel.
+#: Quantization parameters of the softmax kernel's result.
 _SOFTMAX_RESULT = QParams(OUTPUT_SCALE, OUTPUT_ZERO_POINT, DType.INT8, -128, 127)
 
 

@@ -1,6 +1,6 @@
 """ATen's ``where`` on int8-quantized tensors.
 
-If possible, the comparisons of its condition are computed on int8, and the logical operators on bool.
+If possible, comparisons in the condition read int8 tensors, and logical operators read their boolean results.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ _LOGIC = (
 
 @rule(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
 def where(cx: KernelContext) -> QuantizedValue:
-    """One of two tensors or numbers for each element."""
-    condition = _condition(cx, cast(Node, cx.node.args[0]))
-    branches = [_branch(cx, argument) for argument in cx.node.args[1:3]]
+    """Select one of two tensors or numbers for each element."""
+    condition = _emit_condition(cx, cast(Node, cx.node.args[0]))
+    branches = [_emit_branch(cx, argument) for argument in cx.node.args[1:3]]
     return cx.clamp(cx.make_result(cx.emit.call(aten.where.self, condition, *branches)))
 
 
-def _branch(cx: KernelContext, argument: Any) -> Node:
-    """A tensor or a number, as integers with the parameters of the result."""
+def _emit_branch(cx: KernelContext, argument: Any) -> Node:
+    """Convert a tensor or a number to int8 with the result's quantization parameters."""
     if isinstance(argument, Node):
         return cx.emit.materialize(cx.requantize(cx.operand(argument), cx.result.q))
     return cx.emit.constant(cx.result.q.quantize(np.array(float(argument))).astype(np.int8), "operand")
 
 
-def _condition(cx: KernelContext, argument: Node) -> Node:
-    """A tensor of booleans. A condition that cannot be computed from int8 values stays in floating point."""
+def _emit_condition(cx: KernelContext, argument: Node) -> Node:
+    """Emit the condition as booleans. A condition that cannot be computed from int8 values stays in floating point."""
     constant = cx.constant_data(argument)
     if constant is not None:
         return cx.emit.constant(constant, "condition")
@@ -55,12 +55,12 @@ def _condition(cx: KernelContext, argument: Node) -> Node:
     if overload in _COMPARISONS_OF_TENSORS and all(map(is_dequantize, sources)):
         return _compare(cx, argument)
     if overload in _LOGIC and all(source.meta["val"].dtype is torch.bool for source in sources):
-        return cx.emit.call(overload, *(_condition(cx, cast(Node, source)) for source in argument.args))
+        return cx.emit.call(overload, *(_emit_condition(cx, cast(Node, source)) for source in argument.args))
     return argument
 
 
 def _compare_with_number(cx: KernelContext, node: Node) -> Node:
-    """Compare a tensor with a number by a table of zeros and ones."""
+    """Compare a tensor with a number: a lookup table maps each int8 value to 0 or 1."""
     x, number = cx.operand(node.args[0]), node.args[1]
     real = torch.from_numpy((np.arange(-128, 128) - x.zero_point).astype(np.float32) * np.float32(x.scale))
     table = node.target(real, number).numpy().astype(np.int8)  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""Decompositions of normalization operators, products, elementwise functions and losses."""
+"""Decompositions of normalization operators, matrix products, elementwise functions and losses."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _build_zero_guarded_product(function: Callable[[Tensor], Tensor], at_zero: f
     def product(x: Any, y: Any, *, quantized: bool) -> Tensor:
         """x * function(y), but 0 where x is 0 and y is not NaN.
 
-        Where x is 0, y is replaced, so that calibration does not observe large or infinite function(y) there.
+        Where x is 0, y is replaced by ``at_zero``, so that calibration observes no large or infinite function(y).
         """
         x, y = (z if isinstance(z, Tensor) else torch.full((), z, dtype=(x * y).dtype) for z in (x, y))
         is_zero = x == 0 if quantized else (x == 0) & (y == y)
@@ -141,13 +141,13 @@ decomposition(
 
 @decomposition(aten._cdist_forward.default)
 def cdist(x: Tensor, y: Tensor, p: float, compute_mode: int | None = None) -> Tensor:
-    """Pairwise distances [..., M, N]: p-norm of the difference of each row of x [..., M, K] and y [..., N, K]."""
+    """Pairwise distances [..., M, N]: p-norm of x[..., m, :] - y[..., n, :], with x [..., M, K] and y [..., N, K]."""
     return torch.linalg.vector_norm(x.unsqueeze(-2) - y.unsqueeze(-3), p, -1)
 
 
 @decomposition(aten._pdist_forward.default)
 def pdist(x: Tensor, p: float = 2.0) -> Tensor:
-    """Pairwise distances [N * (N - 1) / 2]: p-norm of the difference of each pair of rows of x [N, K]."""
+    """Pairwise distances [N * (N - 1) / 2]: p-norm of x[i] - x[j] for all i < j, with x [N, K]."""
     first, second = torch.triu_indices(len(x), len(x), 1)
     return torch.linalg.vector_norm(x.index_select(0, first) - x.index_select(0, second), p, -1)
 
@@ -256,9 +256,9 @@ def rrelu_functional(x: Tensor, noise: Tensor, *args: Any) -> tuple[Tensor, Tens
 def nll_loss(
     x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
 ) -> tuple[Tensor, Tensor]:
-    """Negative log-likelihood -x[target] * weight[target], and the sum of weights.
+    """Negative log-likelihood -x[target] * weight[target], and the sum of weight[target].
 
-    ``reduction`` is 0 (none), 1 (mean) or 2 (sum). Without a reduction, the sum of weights of a batch is 0.
+    ``reduction`` is 0 (none), 1 (mean) or 2 (sum). Without a reduction, the second result is 0 for a batch.
     """
     dim, is_counted = min(1, x.dim() - 1), target != ignore_index
     classes = torch.where(is_counted, target, 0)

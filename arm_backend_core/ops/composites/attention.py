@@ -17,7 +17,8 @@ aten = torch.ops.aten
 
 
 #: Replaces minus infinity in an attention mask that will be quantized. exp(-64) is negligible, and a range of 64 has
-#: int16 steps of 0.002. Calibration lowers the value if scores span more (quantization.algorithms.mask_bounds).
+#: int16 steps of 0.002. If attention scores span more than 64, calibration lowers the value
+#: (quantization.algorithms.mask_bounds).
 QUANTIZABLE_LOWEST = -64.0
 
 
@@ -34,7 +35,7 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
     quantized: bool = False,
 ) -> Tensor:
-    """softmax(query @ key^T * scale + mask) @ value; dimension -3 is the heads.
+    """softmax(query @ key^T * scale + mask) @ value. Dimension -3 holds the heads.
 
     The result is 0 for a query whose keys are all masked.
     """
@@ -49,7 +50,7 @@ def scaled_dot_product_attention(
 def _compute_attention_scores(
     query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None, quantized: bool
 ) -> tuple[Tensor, bool]:
-    """Return query @ key^T * scale + mask, and whether there is a mask."""
+    """Return query @ key^T * scale + mask, and whether there is a mask (``mask`` or causal)."""
     factor = 1 / math.sqrt(query.size(-1)) if scale is None else scale
     scores = torch.matmul(query, key.transpose(-2, -1)) * factor
     if is_causal:
@@ -209,7 +210,7 @@ def flex_attention(
 class _VectorizedInterpreter(Interpreter):
     """Evaluates a graph that PyTorch traced for one position on all positions at once: its operators broadcast.
 
-    In the graph, ``tensor[position]`` is a ``flat_apply`` node. It is evaluated as indexing with all positions.
+    In the graph, ``tensor[position]`` is a ``flat_apply`` node. This class indexes the tensor with all positions.
     """
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

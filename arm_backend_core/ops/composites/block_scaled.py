@@ -12,7 +12,7 @@ from arm_backend_core.ops.block_scaled import MX_CONV2D, MX_LINEAR
 from arm_backend_core.ops.registry import decomposition_by_name
 from arm_backend_core.tosa.operators.block_scaled import BLOCK_SIZE
 
-#: Maps ``weight_payload_dtype`` to the name of the MX format.
+#: {``weight_payload_dtype`` of ExecuTorch's operators: name of the MX format in TOSA}.
 _FORMAT_OF_PAYLOAD = {
     "f8e4m3": "fp8e4m3",
     "f8e5m2": "fp8e5m2",
@@ -20,7 +20,7 @@ _FORMAT_OF_PAYLOAD = {
     "fp6e3m2": "fp6e3m2",
     "f4e2m1": "fp4e2m1",
 }
-#: Maps a format to its numbers of exponent and fraction bits. One sign bit precedes them (OCP MX 1.0, section 5.3).
+#: {format: (exponent bits, fraction bits)}. A sign bit precedes them (OCP MX 1.0, section 5.3).
 _EXPONENT_AND_FRACTION_BITS = {"fp6e2m3": (2, 3), "fp6e3m2": (3, 2), "fp4e2m1": (2, 1)}
 
 

@@ -1,7 +1,7 @@
 """Dynamic weights: decompositions of layers whose weight (or bias of a normalization) is computed at run time.
 
-The layers become matrix products and elementwise operators: the rules of the layers need constant weights, MATMUL does
-not.
+The layers become matrix products and elementwise operators. The lowering rules of the layers need constant weights;
+MATMUL accepts computed operands.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def convolution_by_matmul(
     """Convolution of x [(N,) C, ...] and weight [OC, C / groups, ...] by im2col and a matrix product."""
     kernel = list(weight.shape[2:])
     stride, dilation = (broadcast_sizes(values, len(kernel)) for values in (stride, dilation))
-    if isinstance(padding, str):  # if the total padding is odd, the end gets one more
+    if isinstance(padding, str):  # "same": if the total padding is odd, one more is at the end
         totals = [step * (size - 1) if padding == "same" else 0 for step, size in zip(dilation, kernel, strict=True)]
         pads = [(total // 2, total - total // 2) for total in totals]
     else:
@@ -90,9 +90,9 @@ def _build_norm_decomposition(norm: Any) -> Callable[..., Tensor]:
     return rule
 
 
-#: Maps an operator to the positions of the operands that its record needs as constants (the weight; for normalization
-#: also the bias), and to the decomposition that is used if one of them is computed at run time.
-DECOMPOSITIONS: dict[Any, tuple[slice, Callable[..., Tensor]]] = {
+#: {operator: (argument positions, decomposition)}. The operator's lowering rule needs constants at these positions: the
+#: weight, for normalization also the bias. The decomposition is used if one of them is computed at run time.
+DYNAMIC_WEIGHT_DECOMPOSITIONS: dict[Any, tuple[slice, Callable[..., Tensor]]] = {
     aten.linear.default: (slice(1, 2), linear_by_matmul),
     aten.convolution.default: (slice(1, 2), _dispatch_convolution),
     **dict.fromkeys(

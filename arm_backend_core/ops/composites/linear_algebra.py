@@ -54,7 +54,7 @@ def _determinant(rows: Rows) -> Tensor:
 
 
 def _swap_rows(a: Tensor, k: int, row_index: Tensor) -> Tensor:
-    """Swap row k of a [.., M, N] with row ``row_index`` [..]."""
+    """Swap row k of the matrices a [.., M, N] with row ``row_index`` [..], one index for each matrix."""
     rows = torch.arange(a.shape[-2])[:, None]
     is_swapped_row = rows == row_index[..., None, None]
     other = torch.where(is_swapped_row, a, 0.0).sum(-2, keepdim=True)
@@ -99,7 +99,7 @@ def det(a: Tensor) -> tuple[Tensor, None, None]:
 
 
 def max_magnitude(a: Tensor) -> Tensor:
-    """Largest magnitude of a matrix, or 1 for a zero matrix. Division by it prevents overflow of products."""
+    """Largest magnitude of a matrix's elements; 1 for a zero matrix. Dividing by it prevents overflow of products."""
     size = a.abs().amax((-2, -1), keepdim=True)
     return replace_zero_by_one(size)
 
@@ -154,7 +154,7 @@ def solve(
 
 
 def _solve_by_elimination(a: Tensor, b: Tensor) -> Tensor:
-    """a^-1 @ b by Gaussian elimination."""
+    """Compute a^-1 @ b by Gaussian elimination."""
     n, batch = a.shape[-1], torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     both = torch.cat([a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])], -1)
     factors, _ = _lu_with_pivoting(both, n, "the inverse")
@@ -337,8 +337,8 @@ def triangular_solve(
 def matrix_exp(a: Tensor, *, quantized: bool) -> Tensor:
     """Matrix exponential by scaling and squaring: 8 terms of the series of exp(a / 64), squared six times.
 
-    For a norm below 20, the error is 1e-8 plus rounding. Each squaring doubles the rounding error. So a quantized
-    program squares only twice, with 12 terms; the error at a norm of 20 is then 0.5 %.
+    If the norm of a is below 20, the error is 1e-8 plus rounding errors. Each squaring doubles the rounding errors.
+    Therefore, a quantized program computes 12 terms and squares only twice. At a norm of 20, its error is 0.5 %.
     """
     squares, terms = (2, 12) if quantized else (6, 8)
     step, identity = a / 2**squares, torch.eye(a.shape[-1], dtype=a.dtype)

@@ -58,7 +58,7 @@ def scaled_mm(
 def grouped_mm(
     x: Tensor, weight: Tensor, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: Any = None
 ) -> Tensor:
-    """Grouped matrix product (mixture of experts): rows offs[g - 1] to offs[g] of x [M, K] times weight[g].
+    """Grouped matrix product (mixture of experts): rows offs[g - 1] to offs[g] - 1 of x [M, K] times weight[g].
 
     ``offs`` is [G], ``weight`` is [G, K, N]. All rows are multiplied by all weights, because shapes cannot depend on
     values. Without ``offs``, x is [G, M, K], and each x[g] is multiplied by weight[g].

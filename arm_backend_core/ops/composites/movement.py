@@ -113,9 +113,9 @@ def embedding_bag(
 ) -> tuple[Tensor, None, None, None]:
     """Sum (mode 0), mean (1) or maximum (2) of the table rows of each bag; 0 for an empty bag.
 
-    A bag is the range of ``indices`` from one offset to the next. Sum and mean are a matrix product with a matrix that
-    has one row of 0 and 1 (or 1 / count) per bag. The rows of the table must be finite, because 0 * inf is NaN. The
-    other three results of the operator are None, because only its gradient needs them.
+    A bag is the range of ``indices`` from one offset to the next. Sum and mean multiply the table rows by a matrix with
+    one row per bag: 1 (mean: 1 / count) at the positions of the bag, else 0. The table rows must be finite, because
+    0 * inf is NaN. The other three results of the operator are None, because only its gradient needs them.
     """
     positions = torch.arange(len(indices), dtype=torch.int32)
     is_after_offset = positions >= offsets.to(torch.int32).unsqueeze(-1)
@@ -137,7 +137,7 @@ def embedding_bag(
 
 @decomposition(aten.take.default)
 def take(x: Tensor, index: Tensor) -> Tensor:
-    """Elements of the flattened tensor at ``index``."""
+    """Elements of the flattened x at ``index``."""
     return aten.index(x.reshape(-1), [index])  # negative indices count from the end
 
 

@@ -178,7 +178,7 @@ def grid_sampler(
 def _grid_to_pixel(x: Tensor, size: int, padding: int, align_corners: bool) -> Tensor:
     """Convert grid coordinates from -1 to 1 to pixel coordinates.
 
-    -1 and 1 are the centres of the outer pixels with ``align_corners``, else the borders of the image.
+    With ``align_corners``, -1 and 1 are the centres of the outer pixels. Otherwise, they are the borders of the image.
     """
     coordinate = (x + 1) * ((size - 1) / 2) if align_corners else ((x + 1) * size - 1) / 2
     if padding == 2:  # reflection at both ends of the span: a triangle wave with the period 2 * span

@@ -51,7 +51,7 @@ def select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
 def _scatter_into_view(x: Tensor, source: Tensor, view: Callable[[Array], Array]) -> Tensor:
     """Write ``source`` into a view of contiguous x, by an index_select from the elements of x and ``source``.
 
-    ``view`` maps the array of flat indices of x to the part that is written.
+    ``view`` takes an array in the shape of x that holds the flat indices of x. It returns the indices to write to.
     """
     indices = np.arange(x.numel()).reshape(x.shape)
     indices.reshape(-1)[view(indices).reshape(-1)] = x.numel() + np.arange(source.numel())
@@ -171,7 +171,7 @@ def scatter_with_reduction(x: Tensor, dim: int, index: Tensor, source: Any, *, r
     return scatter_reduce(x, dim, index, elements, {"add": "sum", "multiply": "prod"}[reduce])
 
 
-#: Maps a reduction to its identity element, its operator along a dimension, and its operator on two tensors.
+#: {reduction: (identity element, reduction along a dimension, the same operation on two tensors)}.
 _REDUCTIONS: dict[str, tuple[float, Callable[..., Tensor], Callable[..., Tensor]]] = {
     "sum": (0.0, torch.sum, torch.add),
     "prod": (1.0, torch.prod, torch.mul),
@@ -234,8 +234,8 @@ def index_put(
 ) -> Tensor:
     """x[..., index, ...] = values.
 
-    A boolean mask is decomposed to ``where`` or masked_scatter. Integer indices are decomposed to index_copy, or to
-    index_add with ``accumulate``, on flattened axes.
+    A boolean mask is decomposed to ``where`` or masked_scatter. For integer indices, the indexed axes are flattened
+    into one axis, and index_copy writes along this axis, or index_add with ``accumulate``.
     """
     axes = [axis for axis, index in enumerate(indices) if index is not None]
     index_tensors = [index for index in indices if index is not None]
@@ -264,7 +264,7 @@ def index_put(
 
 @decomposition(aten.masked_scatter.default)
 def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    """x in which the element at the n-th true element of the mask is replaced by element n of ``source``."""
+    """x with source[n] at the position of the n-th true element of the mask, counted from 0."""
     x, mask = torch.broadcast_tensors(x, mask)
     ranks = torch.cumsum(mask.reshape(-1).to(torch.int64), 0) - mask.reshape(-1).to(torch.int64)
     elements = F.pad(source.reshape(-1), (0, max(x.numel() - source.numel(), 0)))
