@@ -20,7 +20,7 @@ from arm_backend_core.tosa.graph import Value
 aten = torch.ops.aten
 #: Attributes of ``Record`` for operators whose integer rule has intermediates of 16 to 32 bits. Their error comes from
 #: 513-entry tables: rounding of the index, rounding of the entries, and interpolation.
-_HIGH_PRECISION_RECORD: dict[str, Any] = {
+_HIGH_PRECISION_ATTRIBUTES: dict[str, Any] = {
     "prefers_int16_input": True,
     "error_bound": 2.0**-13,
     "activations": (0,),
@@ -97,7 +97,7 @@ def _normalized_axes(x: Operand, normalized_shape: Sequence[int]) -> tuple[int, 
     return tuple(range(x.rank - len(normalized_shape), x.rank))
 
 
-@op(aten.layer_norm.default, **_HIGH_PRECISION_RECORD)
+@op(aten.layer_norm.default, **_HIGH_PRECISION_ATTRIBUTES)
 def layer_norm(
     cx: Context,
     x: Operand,
@@ -116,7 +116,7 @@ def layer_norm(
     return _apply_affine(cx, _standardize(cx, x.value, axes, eps), weight, bias, normalized_shape)
 
 
-@op(aten.rms_norm.default, **_HIGH_PRECISION_RECORD)
+@op(aten.rms_norm.default, **_HIGH_PRECISION_ATTRIBUTES)
 def rms_norm(
     cx: Context, x: Operand, normalized_shape: Sequence[int], weight: Operand | None = None, eps: float | None = None
 ) -> Value:
@@ -135,7 +135,7 @@ def rms_norm(
     return _apply_affine(cx, b.mul(x.value, inverse_rms), weight, None, normalized_shape)
 
 
-@op(aten.group_norm.default, **_HIGH_PRECISION_RECORD)
+@op(aten.group_norm.default, **_HIGH_PRECISION_ATTRIBUTES)
 def group_norm(
     cx: Context,
     x: Operand,
@@ -156,7 +156,7 @@ def group_norm(
     return _apply_affine(cx, normalized, weight, bias, (channels, *(1,) * (x.rank - 2)))
 
 
-@op(aten.instance_norm.default, **_HIGH_PRECISION_RECORD)
+@op(aten.instance_norm.default, **_HIGH_PRECISION_ATTRIBUTES)
 def instance_norm(
     cx: Context,
     x: Operand,
@@ -184,7 +184,7 @@ def _shifted_exponentials(cx: Context, x: Operand, dim: int, min_peak: float = -
     return shifted, exponential, cx.b.reduce("REDUCE_SUM", exponential, axis)
 
 
-@op(aten.softmax.int, aten._softmax.default, **_HIGH_PRECISION_RECORD, fixed_range=(0.0, 1.0))
+@op(aten.softmax.int, aten._softmax.default, **_HIGH_PRECISION_ATTRIBUTES, fixed_range=(0.0, 1.0))
 def softmax(cx: Context, x: Operand, dim: int, *_: object, **__: object) -> Value:
     """Softmax along ``dim``: exp(x - max) / sum(exp(x - max))."""
     x = atleast_1d(cx, x)
@@ -194,7 +194,7 @@ def softmax(cx: Context, x: Operand, dim: int, *_: object, **__: object) -> Valu
     return cx.b.reshape(cx.b.mul(exponential, cx.b.unary("RECIPROCAL", total)), cx.shape)
 
 
-@op(aten._safe_softmax.default, **_HIGH_PRECISION_RECORD, fixed_range=(0.0, 1.0))
+@op(aten._safe_softmax.default, **_HIGH_PRECISION_ATTRIBUTES, fixed_range=(0.0, 1.0))
 def safe_softmax(cx: Context, x: Operand, dim: int, *_: object, **__: object) -> Value:
     """Softmax that returns 0 for a row in which all elements are -inf, for example if all keys of a query are masked.
 
@@ -209,7 +209,7 @@ def safe_softmax(cx: Context, x: Operand, dim: int, *_: object, **__: object) ->
     return cx.b.reshape(cx.b.mul(exponential, inverse), cx.shape)
 
 
-@op(aten.log_softmax.int, aten._log_softmax.default, **_HIGH_PRECISION_RECORD)
+@op(aten.log_softmax.int, aten._log_softmax.default, **_HIGH_PRECISION_ATTRIBUTES)
 def log_softmax(cx: Context, x: Operand, dim: int, *_: object, **__: object) -> Value:
     """Log-softmax along ``dim``: (x - max) - ln(sum(exp(x - max)))."""
     x = atleast_1d(cx, x)

@@ -47,7 +47,7 @@ class _Division:
     base: Int8Function | None
 
     @property
-    def unit(self) -> float:
+    def scale_ratio(self) -> float:
         """The real value of the integer quotient 1 / 1, in steps of the result."""
         return self.x.scale / self.y.scale / float(self.cx.q.scale)
 
@@ -111,14 +111,14 @@ def _divide_to_int8(division: _Division) -> Value:
     dividend = division.x.to_int16().with_scale(1.0)
     reciprocal = _reciprocals_with_common_scale(division)
     if reciprocal is not None:
-        return division.requantize(dividend * reciprocal, reciprocal.scale * division.unit)
-    bias = math.floor(11 - math.log2(division.unit))
+        return division.requantize(dividend * reciprocal, reciprocal.scale * division.scale_ratio)
+    bias = math.floor(11 - math.log2(division.scale_ratio))
     if division.base is not None:
         mantissa, exponent = _tabulate_mantissas(division.cx, division.base, division.y.zero_point, bias)
     else:
         mantissa, exponent = _compute_mantissas(_to_int32(division.y), bias)
     quotient = (dividend * mantissa).shift_right(exponent)
-    return division.requantize(quotient, division.unit * 2.0 ** (bias - 15))
+    return division.requantize(quotient, division.scale_ratio * 2.0 ** (bias - 15))
 
 
 def _reciprocals_with_common_scale(division: _Division) -> FixedPoint | None:
@@ -126,7 +126,7 @@ def _reciprocals_with_common_scale(division: _Division) -> FixedPoint | None:
     smallest, y = division.smallest_divisor, division.y
     scale = 1 / max(smallest, 1) / Q15_MAX
     # The error of the quotients, in steps, if the error of the reciprocals is half of their scale.
-    coarseness = division.x.peak * division.unit * scale / 2
+    coarseness = division.x.peak * division.scale_ratio * scale / 2
     if not smallest or coarseness > _MAX_ROUNDING_ERROR:
         return None
     if division.divisors is not None:
@@ -211,11 +211,11 @@ def _divide_precisely(division: _Division) -> Value:
     may_be_zero = not division.smallest_divisor
     # The smallest integer quotient that saturates, and the largest quotient.
     span = cx.q.dtype.range[1] - cx.q.dtype.range[0]
-    saturating_quotient = math.ceil(2 * span / division.unit)
+    saturating_quotient = math.ceil(2 * span / division.scale_ratio)
     peak_quotient = dividend.peak // max(division.smallest_divisor, 1) + 1
     bits = min(max(saturating_quotient * may_be_zero, peak_quotient).bit_length() + 1, 62)
     # If the quotient would be too coarse, clip dividends whose quotient saturates, so that fewer bits are dropped.
-    if division.unit * 2.0 ** (bits - 30) > 1 / 8 and saturating_quotient < peak_quotient:
+    if division.scale_ratio * 2.0 ** (bits - 30) > 1 / 8 and saturating_quotient < peak_quotient:
         bits, peak_quotient = saturating_quotient.bit_length() + 1, saturating_quotient
         dividend = dividend.minimum(magnitude.mul(saturating_quotient).with_scale(1.0)).maximum(
             magnitude.mul(-saturating_quotient).with_scale(1.0)
@@ -230,7 +230,8 @@ def _divide_precisely(division: _Division) -> Value:
         saturation = (magnitude.maximum(1) - magnitude).assume_range(0, 1).mul(1 << 29).with_scale(1.0) * signs
         quotient = quotient + saturation.with_scale(quotient.scale)
     # At most 62 bits can be dropped. If that is too few, all finite quotients round to 0.
-    return division.requantize(quotient, max(division.unit, 4 * span * 2.0**-bits * may_be_zero) * 2.0 ** (bits - 30))
+    scale = max(division.scale_ratio, 4 * span * 2.0**-bits * may_be_zero) * 2.0 ** (bits - 30)
+    return division.requantize(quotient, scale)
 
 
 def _precise_reciprocal(division: _Division, magnitude: FixedPoint) -> FixedPoint:
