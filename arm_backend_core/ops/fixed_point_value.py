@@ -289,7 +289,7 @@ class FixedPoint:
         return requantize(self.b, self.value, float(self.peak), np.array([self.scale]), out, self.zero_point)
 
     def _saturate_for_rescale(self, factor: float, span: int) -> FixedPoint:
-        """Clip inputs whose results saturate if RESCALE rejects the input range. ``span``: width of the output range."""
+        """Clip inputs whose results saturate, if RESCALE needs it. ``span`` is the width of the output range."""
         if self.peak <= _rescale_input_limit(np.array([factor]))[0]:
             return self
         bound = math.ceil(2 * span / factor)

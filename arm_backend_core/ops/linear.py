@@ -25,8 +25,8 @@ aten = torch.ops.aten
 def linear(cx: Context, x: Operand, weight: Operand, bias: Operand | None = None) -> Value:
     """Linear layer of x [..., IC] and weight [OC, IC], as a 1x1 convolution in which each row of x is a pixel.
 
-    On NPUs that decode weights slowly, some linear layers inside the time steps of recurrent layers are a MATMUL: layers
-    with one row of int8 inputs, an int16 result and at least 2**14 weights.
+    On NPUs that decode weights slowly, some linear layers inside the time steps of recurrent layers are a MATMUL:
+    layers with one row of int8 inputs, an int16 result and at least 2**14 weights.
     """
     if x.q is not None and weight.q is None:
         raise Unsupported("its input is quantized but its weight is not")

@@ -52,7 +52,7 @@ def batch_norm(
 ) -> Value:
     """Batch norm of x [N, C, ...]. With running statistics, it is a gain and an offset per channel.
 
-    With batch statistics, it is a group norm whose groups are the channels, over the batch and all positions. The
+    With batch statistics, it is a group norm in which each channel is a group over the batch and all positions. The
     running statistics are not updated, because the program does not read them.
     """
     if training or running_mean is None or running_var is None:
@@ -75,7 +75,7 @@ def batch_norm(
 
 
 def _standardize(cx: Context, x: Value, axes: Sequence[int], eps: float) -> Value:
-    """Standardize a plain x over ``axes``: (x - mean) / sqrt(variance + eps)."""
+    """Standardize an unquantized x over ``axes``: (x - mean) / sqrt(variance + eps)."""
     b = cx.b
     centred = b.sub(x, reduce_mean(cx, Operand(x), axes))
     variance = reduce_mean(cx, Operand(b.mul(centred, centred)), axes)
@@ -198,8 +198,9 @@ def softmax(cx: Context, x: Operand, dim: int, *_: object, **__: object) -> Valu
 def safe_softmax(cx: Context, x: Operand, dim: int, *_: object, **__: object) -> Value:
     """Softmax that returns 0 for a row in which all elements are -inf, for example if all keys of a query are masked.
 
-    In such a row, all exponentials and their sum are 0. In all other rows, the sum is at least 1. So the sum is clamped
-    to at least 1. Quantized values are always finite and need no such case.
+    In such a row, all exponentials and their sum are 0. In all other rows, the sum is at least 1. Clamping the sum to
+    at least 1 thus changes only such rows, which become 0 / 1. Quantized values are always finite, so the ordinary
+    softmax is used.
     """
     if x.q is not None:
         return softmax.lower(cx, x, dim)

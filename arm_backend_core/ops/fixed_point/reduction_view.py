@@ -100,7 +100,7 @@ class ReductionView:
         return np.asarray(weights, dtype=np.float64).reshape(shape)
 
     def max(self) -> FixedPoint:
-        """Maximum of each row. Along the last dimension, REDUCE_MAX takes four times the cycles of ``maximum_along``."""
+        """Maximum of each row. Along the last dimension, REDUCE_MAX takes four times as long as ``maximum_along``."""
         if self.axis == self.x.value.rank - 1:
             return self.max_of(self.x)
         value = self.x.value
