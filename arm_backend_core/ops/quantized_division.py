@@ -40,13 +40,13 @@ class _Division:
         cx: the context.
         x: the dividend.
         y: the divisor.
-        base: the divisor as a function of an int8 tensor; None if it is no such function.
+        divisor_function: the divisor as a function of an int8 tensor; None if it is no such function.
     """
 
     cx: Context
     x: FixedPoint
     y: FixedPoint
-    base: Int8Function | None
+    divisor_function: Int8Function | None
 
     @property
     def scale_ratio(self) -> float:
@@ -56,7 +56,7 @@ class _Division:
     @property
     def divisors(self) -> Array | None:
         """All integers that the divisor can have, if it is constant or a function of an int8 tensor; else None."""
-        values = self.base.values if self.base is not None else self.y.value.data
+        values = self.divisor_function.values if self.divisor_function is not None else self.y.value.data
         return None if values is None else values.astype(np.int64) - self.y.zero_point
 
     @property
@@ -115,8 +115,8 @@ def _divide_to_int8(division: _Division) -> Value:
     if reciprocal is not None:
         return division.requantize(dividend * reciprocal, reciprocal.scale * division.scale_ratio)
     bias = math.floor(11 - math.log2(division.scale_ratio))
-    if division.base is not None:
-        mantissa, exponent = _tabulate_mantissas(division.cx, division.base, division.y.zero_point, bias)
+    if division.divisor_function is not None:
+        mantissa, exponent = _tabulate_mantissas(division.cx, division.divisor_function, division.y.zero_point, bias)
     else:
         mantissa, exponent = _compute_mantissas(_to_int32(division.y), bias)
     quotient = (dividend * mantissa).shift_right(exponent)
@@ -133,8 +133,8 @@ def _reciprocals_with_common_scale(division: _Division) -> FixedPoint | None:
         return None
     if division.divisors is not None:
         reciprocals = np.rint(1 / division.divisors / scale).astype(np.int64)
-        if division.base is not None:
-            return _apply_to_base(division.cx, division.base, reciprocals).with_scale(scale)
+        if division.divisor_function is not None:
+            return _apply_to_base(division.cx, division.divisor_function, reciprocals).with_scale(scale)
         return FixedPoint.const(y.b, reciprocals, I16, scale)
     return _reciprocal_table(y, smallest) if coarseness <= _MAX_ROUNDING_ERROR / 2 else None
 
@@ -192,7 +192,7 @@ def _compute_mantissas(y: FixedPoint, bias: int) -> tuple[FixedPoint, FixedPoint
     entries[255:257] = Q15_MAX  # the mantissa of 1 / 0
     mantissa = index.apply_table(entries, 1.0)
     shift = zeros.full_like(31 + bias) - zeros
-    # This bound is 0 for y = 0, which has 32 leading zeros. It limits no other shift: for abs(y) = 1, both are equal.
+    # This bound is 0 for y = 0, which has 32 leading zeros. It limits no other shift: for abs(y) = 1, it is the shift.
     if y.low <= 0 <= y.high and bias > 0:
         shift = shift.minimum((zeros.full_like(32) - zeros).mul(bias).with_scale(1.0))
     shift = shift.maximum(0) if shift.low < 0 else shift

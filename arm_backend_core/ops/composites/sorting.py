@@ -62,7 +62,7 @@ def aminmax(x: Tensor, *, dim: int | None = None, keepdim: bool = False) -> tupl
 @decomposition(aten.nonzero_static.default)
 def nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
     """Indices of the first ``size`` nonzero elements, [size, rank]."""
-    # The flat index of the k-th nonzero element is the number of elements at which the cumulative count is below k.
+    # The k-th nonzero element has flat index i if the cumulative count of nonzero elements is below k for i elements.
     nonzero_counts = torch.cumsum((x != 0).reshape(-1).int(), 0)
     flat = (nonzero_counts < torch.arange(1, size + 1, dtype=torch.int32).unsqueeze(1)).int().sum(1)
     indices, rest = [], flat
@@ -373,7 +373,7 @@ def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0, *, quantiz
 
 @decomposition(aten.histogram.bins_tensor)
 def histogram(x: Tensor, bins: Tensor, *, weight: Tensor | None = None, density: bool = False) -> tuple[Tensor, Tensor]:
-    """Histogram: number of elements, or sum of their weights, per bin. ``bins`` are the edges; outliers are ignored."""
+    """Histogram: number of elements, or sum of their weights, per bin. x outside of the edges ``bins`` is ignored."""
     flat = x.reshape(-1, 1)
     is_above_edge = torch.cat([flat >= bins[:-1], flat > bins[-1:]], 1)
     inside = is_above_edge[:, :-1] & ~is_above_edge[:, 1:]
