@@ -21,13 +21,13 @@ from arm_backend_core.tosa.graph import Value
 aten = torch.ops.aten
 _CONV: dict[str, Any] = {"kind": AnnotationKind.CONV, "activations": (0,), "absorbs_activation": True}
 
-#: Maximum number of bands of rows that each get their own convolution.
+#: Maximum number of bands of rows in ``_convolve_sub_bands``, which emits one convolution for each band.
 _MAX_BANDS = 16
 
 
 @dataclass(frozen=True)
-class _Geometry:
-    """Parameters of a 2D convolution, (height, width) each; ``pad`` is (top, bottom, left, right)."""
+class _ConvParameters:
+    """Parameters of a 2D convolution. stride and dilation: (height, width); pad: (top, bottom, left, right)."""
 
     stride: tuple[int, int]
     pad: tuple[int, int, int, int]
@@ -51,10 +51,10 @@ def conv(
     if spatial == 3:
         return _convolve_3d(cx, x, weight, bias, stride, padding, dilation, groups=groups)
     top, left = to_height_width(padding, spatial, 0)
-    geometry = _Geometry(
+    parameters = _ConvParameters(
         to_height_width(stride, spatial, 1), (top, top, left, left), to_height_width(dilation, spatial, 1), groups
     )
-    return _convolve(cx, x, weight, bias, geometry)
+    return _convolve(cx, x, weight, bias, parameters)
 
 
 @op(aten.conv1d.padding, aten.conv2d.padding, **_CONV)
@@ -68,7 +68,7 @@ def conv_with_padding_mode(
     dilation: Sequence[int] = (1,),
     groups: int = 1,
 ) -> Value:
-    """Convolution with padding="valid" or "same". If the total padding is odd, the end gets one more, as in PyTorch."""
+    """Convolution with padding="valid" or "same". An odd padding has one more element at the end."""
     spatial = weight.rank - 2
     dilations = to_height_width(dilation, spatial, 1)
     kernel = to_height_width(weight.shape[2:], spatial, 1)
@@ -77,7 +77,7 @@ def conv_with_padding_mode(
         for axis_dilation, size in zip(dilations, kernel, strict=True)
     ]
     pad = (total[0] // 2, total[0] - total[0] // 2, total[1] // 2, total[1] - total[1] // 2)
-    return _convolve(cx, x, weight, bias, _Geometry(to_height_width(stride, spatial, 1), pad, dilations, groups))
+    return _convolve(cx, x, weight, bias, _ConvParameters(to_height_width(stride, spatial, 1), pad, dilations, groups))
 
 
 def _convolve_3d(
@@ -85,8 +85,9 @@ def _convolve_3d(
 ) -> Value:
     """3D convolution of x [(N,) C, D, H, W] and weight [OC, C / groups, KD, KH, KW] as a 2D convolution.
 
-    The kernel depth becomes channels of an image. This is exact and runs on every target. CONV3D does not: Ethos-U55
-    and U65 support no kernel depth above 1.
+    The planes of x under the kernel are concatenated along the channels of an image; for a depthwise convolution, their
+    rows are interleaved. This is exact and runs on every target. CONV3D does not: Ethos-U55 and U65 support no kernel
+    depth above 1.
     """
     strides, pads, dilations = (list(values) * (3 if len(values) == 1 else 1) for values in window)
     kernel = _require_constant(weight)
@@ -106,8 +107,8 @@ def _convolve_3d(
     else:
         image, kernel = cx.b.concat(slices, 3), kernel.swapaxes(1, 2).reshape(out, -1, kernel_height, kernel_width)
     pad = (pads[1], pads[1], pads[2], pads[2])
-    geometry = _Geometry((strides[1], strides[2]), pad, (dilations[1], dilations[2]), groups)
-    result = _convolve_groups(cx, x, weight, bias, image, kernel, geometry)
+    parameters = _ConvParameters((strides[1], strides[2]), pad, (dilations[1], dilations[2]), groups)
+    result = _convolve_groups(cx, x, weight, bias, image, kernel, parameters)
     (depth, height, width), channels = cx.shape[-3:], result.shape[3]
     rows = cx.b.reshape(result, (result.size // (depth * height * width * channels), depth * height, width, channels))
     return cx.b.reshape(to_nchw(cx.b, rows), cx.shape)
@@ -119,7 +120,7 @@ def _depth_slices(
     """For each plane of the kernel, gather the planes of x that this kernel plane multiplies.
 
     Returns:
-        For each plane of the kernel, [N * OD, H, W, C]: the input plane of each output plane.
+        One tensor [N * OD, H, W, C] for each plane of the kernel: for each output plane, the plane of x.
 
     Args:
         kernel_offsets: for each plane of the kernel, its distance from the first one in planes of x.
@@ -150,7 +151,7 @@ def convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> Value:
-    """The core ATen operator for ordinary and transposed convolutions."""
+    """``aten.convolution``: a convolution, or a transposed convolution if ``transposed``."""
     if transposed:
         return conv_transpose.lower(cx, x, weight, bias, stride, padding, output_padding, groups, dilation)
     return conv.lower(cx, x, weight, bias, stride, padding, dilation, groups)
@@ -218,8 +219,9 @@ def _transpose_conv_by_phases(
 ) -> Value:
     """Uncropped transposed convolution by phases (sub-pixel convolution), with ``extra`` (rows, columns) at the end.
 
-    Output row q * step + p is the sum of kernel rows p, p + step, ... times image rows q, q - 1, ... Phase p is
-    computed as a set of output channels, and depth-to-space interleaves the phases. Returns [N, rows, columns, OC].
+    With stride s, output row q * s + p is the sum of kernel rows p, p + s, ... times image rows q, q - 1, ... The rows
+    of phase p are computed as output channels of one convolution, and depth-to-space interleaves the phases. Returns
+    [N, rows, columns, OC].
     """
     b, (oc, kh, kw, ic), (sy, sx) = cx.b, sums.weights.shape, strides
     ty, tx = -(-(kh + extra[0]) // sy), -(-(kw + extra[1]) // sx)
@@ -247,22 +249,22 @@ def _dilate_kernel(kernels: np.ndarray[Any, Any], dilations: tuple[int, int], we
 
 
 for _record in (conv, conv_with_padding_mode, convolution, conv_transpose):
-    _record.integer_rule(_record.lower)  # the same rule lowers floats; it checks whether operands are quantized
+    _record.integer_rule(_record.lower)  # one rule for floats and quantized operands: it checks which they are
 
 
-def _convolve(cx: Context, x: Operand, weight: Operand, bias: Operand | None, geometry: _Geometry) -> Value:
+def _convolve(cx: Context, x: Operand, weight: Operand, bias: Operand | None, parameters: _ConvParameters) -> Value:
     if weight.q is None and x.q is not None:
         raise Unsupported("its input is quantized but its weight is not")
-    if (banded_image := _find_sub_band_image(cx, x.value, weight, geometry)) is not None:
+    if (banded_image := _find_sub_band_image(cx, x.value, weight, parameters)) is not None:
         return _convolve_sub_bands(cx, x, weight, bias, banded_image)
     image = to_nhwc_image(cx.b, x.value, weight.rank)
     kernel = _require_constant(weight)
     kernel = kernel.reshape(*kernel.shape[:2], -1, kernel.shape[-1])
-    result = _convolve_groups(cx, x, weight, bias, image, kernel, geometry)
+    result = _convolve_groups(cx, x, weight, bias, image, kernel, parameters)
     return cx.b.reshape(to_nchw(cx.b, result), cx.shape)
 
 
-def _find_sub_band_image(cx: Context, x: Value, weight: Operand, geometry: _Geometry) -> Value | None:
+def _find_sub_band_image(cx: Context, x: Value, weight: Operand, parameters: _ConvParameters) -> Value | None:
     """Find the image [N, C, H, W] that a 1x1 depthwise convolution reads as a view [N, C * bands, H / bands, W].
 
     Sub-spectral norm (BC-ResNet) is a batch norm on such a view, and becomes such a convolution. None if there is no
@@ -271,8 +273,8 @@ def _find_sub_band_image(cx: Context, x: Value, weight: Operand, geometry: _Geom
     reshape = x.producer
     if reshape is None or reshape.kind != "RESHAPE" or weight.shape != (x.shape[1], 1, 1, 1) or x.rank != 4:
         return None
-    image, default = reshape.inputs[0], _Geometry((1, 1), (0, 0, 0, 0), (1, 1), x.shape[1])
-    if image.rank != 4 or geometry != default or not is_stored_as_nhwc(image):
+    image, default = reshape.inputs[0], _ConvParameters((1, 1), (0, 0, 0, 0), (1, 1), x.shape[1])
+    if image.rank != 4 or parameters != default or not is_stored_as_nhwc(image):
         return None
     n, channels, height, width = image.shape
     bands = x.shape[1] // channels
@@ -282,19 +284,19 @@ def _find_sub_band_image(cx: Context, x: Value, weight: Operand, geometry: _Geom
 
 
 def _convolve_sub_bands(cx: Context, x: Operand, weight: Operand, bias: Operand | None, image: Value) -> Value:
-    """Scale each band of rows of an image by its own depthwise 1x1 convolution.
+    """Apply a depthwise 1x1 convolution of its own to each band of rows of an image.
 
     Channel c * bands + i of ``x`` has the rows of band i of channel c. Rows are contiguous in [N, H, W, C], so slicing
-    and concatenating them costs nothing, while the view would need a TRANSPOSE before and after it. If the means of
-    rows keep the layout, too (``spatial_mean``), BC-ResNet-1 takes 895,316 instead of 1,598,484 cycles on U55-128, and
-    307,035 instead of 944,027 on U85-256 (Vela 5.2).
+    and concatenating them costs nothing, while the view would need a TRANSPOSE before and after it. Together with
+    ``spatial_mean``, which also keeps the layout, this reduces BC-ResNet-1 from 1,598,484 to 895,316 cycles on U55-128,
+    and from 944,027 to 307,035 on U85-256 (Vela 5.2).
     """
     kernel, rows = _require_constant(weight), x.shape[2]
     bands, channels = image.shape[2] // rows, image.shape[1]
     image, results = to_nhwc(cx.b, image), list[Value]()
     for band in range(bands):
-        of_band = slice(band, None, bands)
-        sums = build_accumulator(cx, x, weight, bias, kernel[of_band], of_band)
+        channels_of_band = slice(band, None, bands)
+        sums = build_accumulator(cx, x, weight, bias, kernel[channels_of_band], channels_of_band)
         filters = sums.weights.reshape(1, 1, channels, 1)
         constants = cx.b.const(filters, weight.value.dtype), cx.b.const(sums.quantized_bias, sums.dtype)
         part = cx.b.narrow(image, 1, band * rows, rows)
@@ -310,11 +312,11 @@ def _convolve_groups(
     bias: Operand | None,
     image: Value,
     kernel: np.ndarray[Any, Any],
-    geometry: _Geometry,
+    parameters: _ConvParameters,
 ) -> Value:
     """Convolve image [N, H, W, C] and kernel [OC, C / groups, KH, KW], depthwise or by one CONV2D per group."""
     out_channels, per_group = kernel.shape[:2]
-    attrs: dict[str, Any] = {**vars(geometry), "zps": zero_points(x, weight)}
+    attrs: dict[str, Any] = {**vars(parameters), "zps": zero_points(x, weight)}
     groups = attrs.pop("groups")
     size, results = out_channels // groups, list[Value]()
     if groups > 1 and per_group == 1:
@@ -322,16 +324,16 @@ def _convolve_groups(
         for start in range(0, groups, step):
             # In PyTorch and in TOSA, output channel c * M + m is result m of the M results of input channel c.
             count = min(step, groups - start)
-            rows = slice(start * size, (start + count) * size)
-            sums = build_accumulator(cx, x, weight, bias, kernel[rows], rows)
+            channels = slice(start * size, (start + count) * size)
+            sums = build_accumulator(cx, x, weight, bias, kernel[channels], channels)
             filters = sums.weights.reshape(count, size, *kernel.shape[2:]).transpose(2, 3, 0, 1)
             constants = cx.b.const(filters, weight.value.dtype), cx.b.const(sums.quantized_bias, sums.dtype)
             results.append(_depthwise_conv(cx, sums, (cx.b.narrow(image, -1, start, count), *constants), **attrs))
         return cx.b.concat(results, 3)
     for group in range(groups):
-        rows = slice(group * size, (group + 1) * size)
+        channels = slice(group * size, (group + 1) * size)
         part = cx.b.narrow(image, -1, group * per_group, per_group)
-        sums = build_accumulator(cx, x, weight, bias, kernel[rows].transpose(0, 2, 3, 1), rows)
+        sums = build_accumulator(cx, x, weight, bias, kernel[channels].transpose(0, 2, 3, 1), channels)
         constants = cx.b.const(sums.weights, weight.value.dtype), cx.b.const(sums.quantized_bias, sums.dtype)
         # Each group is requantized before groups are concatenated: CONCAT does not accept INT48.
         results.append(cx.requantize_sums(cx.b.conv2d(part, *constants, **attrs), sums))
@@ -343,8 +345,8 @@ def _depthwise_conv(
 ) -> Value:
     """Depthwise convolution. An unsupported stride becomes its largest supported divisor, and the result is subsampled.
 
-    On U85, Vela splits a convolution with an unsupported stride, which is slow: 7x7 on 56x56x96 takes 1,434,111 cycles
-    with stride 4, and 136,242 with stride 2.
+    On U85, Vela splits a convolution with an unsupported stride, which is slow: a kernel of 7x7 on an image of 56x56x96
+    takes 1,434,111 cycles with stride 4, and 136,242 with stride 2.
     """
     hardware = cx.target.hardware
     largest_stride = hardware.max_stride if hardware.is_npu else max(stride)
@@ -356,7 +358,7 @@ def _depthwise_conv(
 
 
 def build_accumulator(
-    cx: Context, x: Operand, weight: Operand, bias: Operand | None, filters: np.ndarray[Any, Any], rows: slice
+    cx: Context, x: Operand, weight: Operand, bias: Operand | None, filters: np.ndarray[Any, Any], channels: slice
 ) -> Accumulator:
     """Describe the accumulator of some output channels of a convolution or linear layer.
 
@@ -365,18 +367,18 @@ def build_accumulator(
         x: the input.
         weight: the whole weight.
         bias: the whole bias.
-        filters: the weights of these output channels, [channels, ...].
-        rows: these output channels, as a slice of the bias.
+        filters: the weights of the described output channels, [channels, ...].
+        channels: the described output channels: their slice of the bias.
 
     Raises:
         Unsupported: a sum could exceed the accumulator (``Accumulator.from_weights``), or the bias is not constant.
     """
-    real = np.zeros(len(filters)) if bias is None else bias.float_values[rows]
+    real = np.zeros(len(filters)) if bias is None else bias.float_values[channels]
     if x.q is None or weight.q is None:
         return Accumulator(filters, real, DType.FP16 if x.value.dtype.is_fp8 else x.value.dtype)
     scales = np.atleast_1d(weight.q.scale)
-    if scales.size > len(filters):  # false for a transposed convolution: its groups share the scales
-        scales = scales[rows]
+    if scales.size > len(filters):  # not if transposed: there, all groups have the same scales
+        scales = scales[channels]
     return Accumulator.from_weights(cx.to_fixed_point(x), filters, weight.q.zero_point, float(x.q.scale) * scales, real)
 
 
@@ -387,5 +389,5 @@ def _require_constant(weight: Operand) -> np.ndarray[Any, Any]:
 
 
 def zero_points(x: Operand, weight: Operand) -> tuple[int, int]:
-    """Zero points of input and weight, 0 for floats."""
+    """Zero points of input and weight; 0 for each that is not quantized."""
     return (x.q.zero_point if x.q else 0, weight.q.zero_point if weight.q else 0)

@@ -167,7 +167,7 @@ class FixedPoint:
     def add(self, x: FixedPoint | int, peak: int | None = None) -> FixedPoint:
         """The sum self + x; both operands must have the same scale. For ``peak`` see ``mul``."""
         low, high = _interval(x)
-        return self._emit_same_scale(x, self.b.add, _within((self.low + low, self.high + high), peak))
+        return self._emit_same_scale(x, self.b.add, _limit_interval((self.low + low, self.high + high), peak))
 
     def __sub__(self, x: FixedPoint | int) -> FixedPoint:
         low, high = _interval(x)
@@ -177,10 +177,10 @@ class FixedPoint:
         return self.mul(x)
 
     def mul(self, x: FixedPoint | int, shift: int = 0, peak: int | None = None) -> FixedPoint:
-        """The product self * x, without its ``shift`` low bits: round(integers / 2**shift), half up.
+        """The product self * x. Its integers are shifted right by ``shift`` and rounded half up; the scale follows.
 
-        MUL computes the product in 64 bits before it shifts. A Python integer ``x`` multiplies the real numbers; see
-        ``refine_scale`` for a multiplication of the integers alone.
+        MUL computes the product in 64 bits before it shifts. A Python integer ``x`` multiplies the real numbers;
+        ``refine_scale`` multiplies the integers and keeps the real numbers.
 
         Args:
             x: the other factor.
@@ -190,7 +190,7 @@ class FixedPoint:
         scale = self.scale * x.scale if isinstance(x, FixedPoint) else self.scale
         ends = [a * b for a in (self.low, self.high) for b in _interval(x)]
         smallest = 0 if x is self else min(ends)
-        low, high = _within((_round_shift_right(end, shift) for end in (smallest, max(ends))), peak)
+        low, high = _limit_interval((_round_shift_right(end, shift) for end in (smallest, max(ends))), peak)
         return FixedPoint(self.b, self.b.mul(self.value, self._operand(x).value, shift), low, high, scale * 2.0**shift)
 
     def maximum(self, x: FixedPoint | int) -> FixedPoint:
@@ -213,7 +213,7 @@ class FixedPoint:
 
     def sum(self, axis: int, peak: int | None = None) -> FixedPoint:
         """Sum along one axis, which keeps size 1; for ``peak`` see ``mul``."""
-        low, high = _within((self.shape[axis] * end for end in (self.low, self.high)), peak)
+        low, high = _limit_interval((self.shape[axis] * end for end in (self.low, self.high)), peak)
         return FixedPoint(self.b, self.b.reduce("REDUCE_SUM", self.value, axis), low, high, self.scale)
 
     # -- bits ----------------------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ class FixedPoint:
 
     def shift_left(self, bits: FixedPoint, peak: int | None = None) -> FixedPoint:
         """value << bits at the same scale; for ``peak`` see ``mul``."""
-        low, high = _within((min(self.low, 0) << bits.high, max(self.high, 0) << bits.high), peak)
+        low, high = _limit_interval((min(self.low, 0) << bits.high, max(self.high, 0) << bits.high), peak)
         value = self.b.logical_left_shift(self.value, self._operand(bits).value)
         return FixedPoint(self.b, value, low, high, self.scale)
 
@@ -273,8 +273,8 @@ class FixedPoint:
     def to_int32_with_fraction_bits(self, bits: int) -> FixedPoint:
         """Convert int8 or int16 to INT32 with ``bits`` more fraction bits.
 
-        If ``bits`` is negative, the lowest -``bits`` bits are rounded off. Otherwise, the real numbers stay the same.
-        On the NPU, MUL is one operation and RESCALE two.
+        If ``bits`` is negative, the lowest -``bits`` bits are rounded off. Otherwise, the real numbers stay the same,
+        and MUL converts: it is one NPU operation, and a RESCALE would be two.
         """
         if bits < 0:
             return self.rescale(DType.INT32, 2.0**bits)
@@ -289,7 +289,7 @@ class FixedPoint:
         return requantize(self.b, self.value, float(self.peak), np.array([self.scale]), out, self.zero_point)
 
     def _saturate_for_rescale(self, factor: float, span: int) -> FixedPoint:
-        """Clip values that saturate anyway in an output range of width ``span``, so that RESCALE accepts the input."""
+        """Clip inputs whose results saturate, if RESCALE needs it. ``span`` is the width of the output range."""
         if self.peak <= _rescale_input_limit(np.array([factor]))[0]:
             return self
         bound = math.ceil(2 * span / factor)
@@ -331,8 +331,8 @@ def _interval(x: FixedPoint | int) -> tuple[int, int]:
     return (x.low, x.high) if isinstance(x, FixedPoint) else (x, x)
 
 
-def _within(ends: Iterable[int], peak: int | None) -> tuple[int, int]:
-    """The interval, limited to magnitudes of at most ``peak``."""
+def _limit_interval(ends: Iterable[int], peak: int | None) -> tuple[int, int]:
+    """Limit the ends of an interval to magnitudes of at most ``peak``; None for no limit."""
     low, high = ends if peak is None else (min(max(end, -peak), peak) for end in ends)
     return low, high
 

@@ -20,7 +20,7 @@ class FloatExpr:
     Attributes:
         b: builder that appends the operators to the graph.
         value: FP32, FP16 or BF16; BOOL for the result of a comparison. ``clamp`` and comparisons also take integers.
-        result_dtype: element type to which the formula's result is rounded, if it is narrower than that of ``value``.
+        result_dtype: element type to which the formula's result is rounded, if that is narrower than ``value``'s type.
     """
 
     b: Builder
@@ -64,8 +64,8 @@ class FloatExpr:
     def __pow__(self, x: FloatExpr | float) -> FloatExpr:
         """x**y as exp(y * ln(abs(x))) with the sign of C's pow.
 
-        TOSA defines POW only for finite positive bases. The relative error is at most 1e-5, as the argument of exp is
-        below 89. The powers of -0.0 and of negative bases are those of C's pow.
+        TOSA defines POW only for finite positive bases. The relative error is at most 1e-5, because the argument of exp
+        is below 89. For -0.0 and negative bases, the result is as in C's pow.
         """
         y = x if isinstance(x, FloatExpr) else self.full_like(x)
         base = abs(self)

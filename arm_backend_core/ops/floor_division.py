@@ -22,8 +22,8 @@ from arm_backend_core.tosa.graph import Value
 aten = torch.ops.aten
 _DISCONTINUOUS: dict[str, Any] = {"is_univariate": True, "is_discontinuous": True, "compute_fp32": True}
 _QUOTIENT_INTERVAL = intervals.elementwise(intervals.divide)
-#: Below this quotient, the remainder is exact: the rounded quotient has an error of at most one, however the reciprocal
-#: is rounded.
+#: Below this quotient, the remainder is exact: the rounded quotient has an error of at most one, whatever the rounding
+#: error of the reciprocal.
 _EXACT_REMAINDER_LIMIT = 2.0**21
 #: Inverse of the quotient limit 2**40. For larger quotients, the remainder exceeds the divisor even after a second
 #: division.
@@ -36,8 +36,8 @@ def _floor_divide_with_remainder(
     """Return floor(x / y) and the remainder, which has the sign of y.
 
     The reciprocal has an error of a few ULP. So x / y is rounded to the nearest integer, which is the floor or the
-    floor plus 1. It is the floor plus 1 if remainder and y differ in sign; 1 is then subtracted. INTDIV rounds towards
-    zero and needs the same correction.
+    floor plus 1. If the remainder and y differ in sign, it is the floor plus 1, and 1 is subtracted. INTDIV rounds
+    towards zero and needs the same correction.
 
     Args:
         cx: the context.
@@ -45,7 +45,7 @@ def _floor_divide_with_remainder(
         y: the divisor.
         round_quotient_to_float32: if True, x / y is rounded to float32 before the floor, as in PyTorch's ``div`` with
             rounding_mode="trunc". The remainder is 0 if the rounded quotient is an integer. If False, the exact
-            quotient is floored. Only for floating point.
+            quotient is floored. Has no effect on integers.
     """
     b, dividend, divisor = cx.b, cx.to_value(x, cx.dtype), cx.to_value(y, cx.dtype)
     if cx.dtype.is_float:
@@ -164,7 +164,7 @@ def fmod(cx: Context, x: Operand | float, y: Operand | float) -> Value:
 
 @op(aten.div.Tensor_mode, aten.div.Scalar_mode, interval=_QUOTIENT_INTERVAL, **_DISCONTINUOUS)
 def div_mode(cx: Context, x: Operand | float, y: Operand | float, *, rounding_mode: str | None = None) -> Value:
-    """x / y, unrounded, floored or truncated. Truncation adds 1 to the floor where remainder and x differ in sign."""
+    """x / y, floored, truncated or unrounded. Truncation is the floor, plus 1 where remainder and x differ in sign."""
     if rounding_mode is None:
         return cast(Value, div.lower(cx, x, y))
     if rounding_mode == "floor":
@@ -177,7 +177,7 @@ def _integer_rule(record: Record, *, returns_remainder: bool = False) -> Rule:
     """Build the integer rule of ``record``: floor_divide, div_mode, remainder or fmod."""
 
     def rule(cx: Context, x: Operand | float, y: Operand | float, **mode: str | None) -> Value:
-        """Apply ``record`` to INT32 operands whose quotient equals x / y. Constants use ``divide_by_constant``.
+        """Apply ``record`` to INT32 operands whose quotient equals x / y; ``divide_by_constant`` if y is a constant.
 
         x is rescaled to the scale of y. Both operands are multiplied by the largest power of two, at most 2**22, at
         which both stay within ``RESCALE_SAFE_LIMIT``. x / 0 saturates. x % 0, which is NaN in floating point, is

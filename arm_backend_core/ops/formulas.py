@@ -1,4 +1,4 @@
-"""Formulas of elementary and special functions in floating point. For most, TOSA has no operator or an inaccurate one.
+"""Formulas of elementary and special functions in floating point. TOSA lacks most of them or computes them inexactly.
 
 Most formulas keep the *relative* error small (1e-5 in float32), also near a zero of the function, where the textbook
 form suffers from cancellation. Exceptions are ``gelu`` far below 0 (without ``approximate="tanh"``), ``logit`` near
@@ -14,7 +14,7 @@ import math
 
 from arm_backend_core.ops.float_expression import FloatExpr
 
-_LARGE = 1e9  #: above this limit, x * x + 1 rounds to x * x, and x * x may overflow
+_LARGE = 1e9  #: above this limit, x * x + 1 rounds to x * x; far above it, x * x overflows
 
 
 def exp(x: FloatExpr) -> FloatExpr:
@@ -28,9 +28,9 @@ def log(x: FloatExpr) -> FloatExpr:
 
 
 def _copysign(magnitude: FloatExpr, x: FloatExpr) -> FloatExpr:
-    """Give ``magnitude`` the sign of x; -0.0 counts as positive.
+    """Give ``magnitude`` the sign of x; -0.0 is treated as positive.
 
-    Odd functions are computed from their value at abs(x).
+    An odd function is computed at abs(x) and then gets the sign of x.
     """
     return x.less(0.0).where(-magnitude, magnitude)
 
@@ -156,8 +156,8 @@ def log_ndtr(x: FloatExpr) -> FloatExpr:
 def _erfinv_factor(w: FloatExpr) -> FloatExpr:
     """erfinv(x) / x from w = -ln(1 - x * x): Giles 2010, table 5 (single precision), for w < 16.
 
-    For 16 <= w <= 104, the factor is a least-squares fit in sqrt(w) with a relative error of at most 3e-7. With float32
-    arguments, only ``ndtri`` reaches this part.
+    For 16 <= w <= 104, the factor is a least-squares fit in sqrt(w) with a relative error of at most 3e-7. For float32,
+    only ``ndtri`` has such large w.
     """
     central = [1.50140941, 0.246640727, -0.00417768164, -0.00125372503, 0.00021858087]
     central += [-4.39150654e-06, -3.5233877e-06, 3.43273939e-07, 2.81022636e-08]
@@ -209,7 +209,7 @@ def celu(x: FloatExpr, alpha: float = 1.0) -> FloatExpr:
 
 
 def selu(x: FloatExpr) -> FloatExpr:
-    """SELU (Klambauer et al. 2017). Its constants make mean 0 and variance 1 a fixed point of the layers."""
+    """SELU (Klambauer et al. 2017). With its constants, layers keep activations of mean 0 and variance 1."""
     return elu(x, 1.6732632423543772, 1.0507009873554805)
 
 
@@ -255,7 +255,7 @@ def power(x: FloatExpr, exponent: float) -> FloatExpr:
         return x.sqrt() if exponent > 0 else x.unary("RSQRT")
     if not math.isfinite(exponent):
         return x**exponent
-    if exponent != int(exponent):  # minus infinity counts as infinity; other negative numbers give NaN
+    if exponent != int(exponent):  # as in pow, -inf gives the power of inf, and other negative bases NaN
         return exp(log(x.equal(-math.inf).where(math.inf, x)) * exponent)
     if abs(exponent) > 64:
         magnitude = exp(log(abs(x)) * exponent)
@@ -292,6 +292,6 @@ def nan_to_num(
 
 
 def sinc(x: FloatExpr) -> FloatExpr:
-    """sin(pi * x) / (pi * x); 1 near 0, where 1 / y could overflow (error 2e-9)."""
+    """sin(y) / y with y = pi * x. For abs(y) < 1e-4, where 1 / y could overflow, it is 1, with an error of 2e-9."""
     y = x * math.pi
     return abs(y).less(1e-4).where(1.0, y.unary("SIN") / y)

@@ -9,19 +9,19 @@ from arm_backend_core.tosa.graph import Value
 from arm_backend_core.tosa.operators import OPERATORS
 
 _NHWC_TO_NCHW = (0, 3, 1, 2)
-#: Operators besides the elementwise ones that keep the layout of an image.
-_MOVEMENTS = frozenset({"CONCAT", "PAD", "SLICE"})
-#: Maximum number of operators between the operator that computes an image and the one that reads it.
+#: Kinds of TOSA operators that keep the layout of an image, in addition to elementwise ones.
+_LAYOUT_PRESERVING_KINDS = frozenset({"CONCAT", "PAD", "SLICE"})
+#: ``is_stored_as_nhwc`` follows at most this many operators from an image back to the operator that computes it.
 _MAX_STEPS = 32
 
 
 def to_nhwc(b: Builder, x: Value) -> Value:
-    """[N, C, H, W] -> [N, H, W, C]."""
+    """Transpose an image from [N, C, H, W] to [N, H, W, C]."""
     return b.transpose(x, (0, 2, 3, 1))
 
 
 def to_nchw(b: Builder, x: Value) -> Value:
-    """[N, H, W, C] -> [N, C, H, W]."""
+    """Transpose an image from [N, H, W, C] to [N, C, H, W]."""
     return b.transpose(x, _NHWC_TO_NCHW)
 
 
@@ -40,14 +40,14 @@ def is_stored_as_nhwc(x: Value) -> bool:
             op = inner  # a RESHAPE and its inverse
         operands = [operand for operand in op.inputs if operand.data is None and operand.rank == x.rank]
         is_view = op.kind == "RESHAPE" and op.inputs[0].shape == x.shape
-        if not (is_view or OPERATORS[op.kind].is_elementwise or op.kind in _MOVEMENTS) or not operands:
+        if not (is_view or OPERATORS[op.kind].is_elementwise or op.kind in _LAYOUT_PRESERVING_KINDS) or not operands:
             return False
         x = operands[0]
     return False
 
 
 def to_nhwc_image(b: Builder, x: Value, rank: int) -> Value:
-    """Convert [(N,) C], [(N,) C, L] or [(N,) C, H, W] to [N, H, W, C]; ``rank`` is the rank with N."""
+    """Convert [(N,) C], [(N,) C, L] or [(N,) C, H, W] to [N, H, W, C]. ``rank`` includes N, even if x has no N."""
     n, c, *spatial = (*(1,) * (rank - x.rank), *x.shape)
     return to_nhwc(b, b.reshape(x, (n, c, *[1, 1, *spatial][-2:])))
 

@@ -29,13 +29,15 @@ _MAX_ONE_HOT_ROWS, _MAX_ONE_HOT_PRODUCTS = 1024, 1 << 21
 #: elementwise products are stored in memory.
 _MAX_ONE_HOT_BYTES = 1 << 16
 _ONE_HOT_ZERO_POINT = -128  #: int8 that represents 0 in a one-hot matrix, so that all smaller numbers saturate to it
-_MAX_UNROLLED_ROWS = 64  #: number of rows with different indices: each row is sliced, gathered and concatenated
+_MAX_UNROLLED_ROWS = 64  #: most rows of a constant gather whose indices differ: each takes a slice and a gather
 _MAX_CHEAP_SLICES = 8  #: up to this many slices are assumed to be cheaper than a GATHER
-_MAX_SLICES = 1024  #: RAFT would take 12,544 slices: the CPU is faster, and Vela takes minutes
+_MAX_SLICES = 1024  #: for more slices, Vela takes minutes, and the CPU is faster (RAFT: 12,544 slices)
 
 
 def gather_constant_indices(b: Builder, x: Value, axis: int, indices: Sequence[int]) -> Value:
     """x[indices] along one axis for constant indices: by repetition, slices of runs, a strided slice or GATHER.
+
+    A run is a sequence of indices that increase by 1.
 
     Raises:
         Unsupported: the target has no GATHER of this type, and there are more than ``_MAX_SLICES`` runs.
@@ -84,7 +86,7 @@ def strided_slice(b: Builder, x: Value, axis: int, indices: range) -> Value:
 def _gather_along_axis(cx: Context, x: Value, axis: int, indices: Value) -> Value:
     """x[indices] along one axis for indices that are computed at run time.
 
-    In the result, one dimension with all indices takes the place of the axis.
+    The result has a dimension of size ``indices.size`` in place of the axis.
     """
     b = cx.b
     order = [axis, *(i for i in range(x.rank) if i != axis)]
@@ -192,7 +194,7 @@ def index(cx: Context, x: Operand, indices: Sequence[Operand | None]) -> Value:
 
 
 def _gather_constant_indices_per_row(b: Builder, x: Value, axis: int, indices: np.ndarray[Any, Any]) -> Value:
-    """torch.gather along one axis for constant indices. Descending indices read the reversed axis."""
+    """torch.gather along one axis for constant indices. For descending indices, the axis is reversed first."""
     for other, size in enumerate(indices.shape):
         rows = [indices.take([i], other) for i in range(size)]
         if other != axis and any(not np.array_equal(row, rows[0]) for row in rows):

@@ -24,7 +24,7 @@ IntervalOf = Callable[[Any], Interval | None]
 IntervalRule = Callable[[Node, IntervalOf], Interval | None]
 
 INT32: Interval = (-(1 << 31), (1 << 31) - 1)
-#: Assumed interval of indices, sizes and counts. Twice each bound still fits int32.
+#: Assumed interval of an unknown integer, which is mostly an index or a count. A sum of two such integers fits int32.
 ASSUMED_INTERVAL: Interval = (INT32[0] >> 1, INT32[1] >> 1)
 #: A product with a constant below this limit is assumed to be a row offset (row number * width).
 _MAX_ROW_WIDTH = 1 << 13
@@ -58,7 +58,7 @@ def elementwise(rule: Callable[..., Interval]) -> IntervalRule:
 
 
 def multiplication(node: Node, interval_of: IntervalOf) -> Interval | None:
-    """Interval of a product. Row offsets are assumed to fit int32, see ``_MAX_ROW_WIDTH``."""
+    """Interval of a product. Row offsets (see ``_MAX_ROW_WIDTH``) are assumed to be in ``ASSUMED_INTERVAL``."""
     operands = _operands(node, interval_of)
     if operands is None:
         return None
@@ -123,8 +123,8 @@ def element_index(node: Node, interval_of: IntervalOf) -> Interval:
 def values_and_indices(node: Node, interval_of: IntervalOf) -> Interval | None:
     """Interval of an operator with two results: elements of the operand, and their indices.
 
-    For the ``getitem`` of the indices, the rule returns the interval of the indices. It returns None for the
-    ``getitem`` of the elements.
+    The rule also takes the ``getitem`` node of one result. It returns the interval of the indices for the ``getitem``
+    with index 1, and None for the other.
     """
     if node.target is not operator.getitem:
         return data_movement(node, interval_of)
@@ -146,8 +146,8 @@ def cast_to_integer(node: Node, interval_of: IntervalOf) -> Interval | None:
 def _interval_of_floats(x: Node) -> Interval | None:
     """Integer interval that contains the floats ``x``.
 
-    None unless a dequantize with one scale, or a ``clamp`` with two finite bounds, computes them. Rounding functions
-    may follow it.
+    It is known if a dequantize with one scale, or a ``clamp`` with two finite bounds, computes the floats. Rounding
+    functions may follow this operator. Otherwise, the function returns None.
     """
     x = source_through(x, lambda node: _operator_name(node) in ("floor", "ceil", "round", "trunc"))
     if is_dequantize(x) and isinstance(x.args[1], float):
@@ -223,7 +223,7 @@ def clamp(x: Interval, low: Interval = _NO_LOWER_BOUND, high: Interval = _NO_UPP
 
 
 def bitwise_and(x: Interval, y: Interval) -> Interval:
-    """Interval of x & y. A non-negative operand is an upper bound, and makes the result non-negative."""
+    """Interval of x & y. If an operand is non-negative, the result is between 0 and this operand."""
     limits = [high for low, high in (x, y) if low >= 0]
     return (0, min(limits)) if limits else bitwise_or(x, y)
 

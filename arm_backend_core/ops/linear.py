@@ -25,8 +25,8 @@ aten = torch.ops.aten
 def linear(cx: Context, x: Operand, weight: Operand, bias: Operand | None = None) -> Value:
     """Linear layer of x [..., IC] and weight [OC, IC], as a 1x1 convolution in which each row of x is a pixel.
 
-    On NPUs that decode weights slowly, MATMUL replaces the convolution for some linear layers inside the time steps of
-    recurrent layers: layers with one row of int8 inputs, an int16 result and at least 2**14 weights.
+    On NPUs that decode weights slowly, some linear layers inside the time steps of recurrent layers are a MATMUL:
+    layers with one row of int8 inputs, an int16 result and at least 2**14 weights.
     """
     if x.q is not None and weight.q is None:
         raise Unsupported("its input is quantized but its weight is not")
@@ -37,7 +37,7 @@ def linear(cx: Context, x: Operand, weight: Operand, bias: Operand | None = None
     filters = weight.value.data.reshape(out_channels, 1, 1, in_channels)
     sums = build_accumulator(cx, x, weight, bias, filters, slice(None))
     is_slow_as_conv = 0 < (cx.target.macs or 0) <= cx.target.hardware.slow_weights_max_macs and filters.size >= 1 << 14
-    # MATMUL is limited to recurrent layers, because all other layers must give equal results on all targets.
+    # MATMUL rounds differently. It is limited to recurrent layers, so that other layers are bit-equal on all targets.
     is_slow_as_conv = is_slow_as_conv and TIMESTEP_SLOT in cx.node.meta
     if (
         is_slow_as_conv
@@ -58,8 +58,8 @@ linear.integer_rule(linear.lower)
 def _linear_by_matmul(cx: Context, x: Operand, weight: Operand, sums: Accumulator) -> Value:
     """Linear layer of one row (a vector x) by MATMUL.
 
-    The sums are rescaled to int16 at a scale at which the largest possible sum fits. Then they are multiplied by the
-    scales of the channels, and the bias is added.
+    The sums are rescaled to int16, at a scale at which the largest possible sum fits. MUL applies the scales of the
+    output channels, and the bias is added.
     """
     assert sums.scales is not None
     assert sums.peaks is not None
@@ -109,8 +109,8 @@ def _int16_matmul_by_bytes(cx: Context, a: FixedPoint, b: FixedPoint) -> Value:
 
     x = 256 * high + low, with high = floor(x / 256) and 0 <= low <= 255. ``low`` is int8 with zero point -128. So
     a @ b = 2**16 (ah @ bh) + 256 (ah @ bl + al @ bh) + al @ bl. The partial sums are rescaled to one scale before they
-    are added: 2**-14 of the result's scale. If the largest possible sum of K products exceeds 2**29 at this scale, a
-    larger scale is used: the smallest at which this sum is at most 2**29.
+    are added. This scale is 2**-14 of the result's scale, or larger: the largest possible sum of K products, divided by
+    the scale, must be at most 2**29.
     """
     radix = 256
 

@@ -28,12 +28,14 @@ Array = np.ndarray[Any, Any]
 def apply_by_table(b: Builder, x: Operand, function: Callable[[Array], Array], q: QParams) -> Value:
     """Apply ``function`` to ``x`` and quantize the result to ``q``.
 
-    The table from int8 to int8 is exact: it has an entry for each of the 256 values. Other types use the int16 TABLE of
-    TOSA 1.0. It has 513 entries, one for every 128th value, and interpolates linearly. Its result is INT32 with 7
-    fractional bits. An int8 operand is multiplied by 256 first, so that it falls on entries exactly. If interpolation
-    has a large error in a part of the range, for example at a pole, a finer TABLE for that part adds a correction. For
-    sinusoids with many periods, the error is large everywhere: see ``_emit_sinusoid_by_angle_addition``. The error of
-    functions of such sinusoids is also large everywhere: see ``separable_functions``.
+    The table from int8 to int8 is exact: it has an entry for each of the 256 values. If the operand or the result is
+    int16, the int16 TABLE of TOSA 1.0 is used. It has 513 entries, one for every 128th value, and interpolates
+    linearly. Its result is INT32 with 7 fractional bits. An int8 operand is multiplied by 256 first, so that each value
+    has an entry and nothing is interpolated.
+
+    If interpolation has a large error in a part of the range, for example at a pole, a finer TABLE for that part adds a
+    correction. For sinusoids with many periods in the range, the error is large everywhere. They are computed by angle
+    addition (``_emit_sinusoid_by_angle_addition``), and functions of them by ``separable_functions``.
 
     Rounding may move an operand out of the function's domain. The result is then the value at the nearest domain end.
 
@@ -44,8 +46,8 @@ def apply_by_table(b: Builder, x: Operand, function: Callable[[Array], Array], q
         q: the result's parameters.
 
     Raises:
-        Unsupported: the function is NaN at every value of ``x``; also the conditions of ``to_common_scale``, if a
-            correction is added.
+        Unsupported: the function is NaN at every value of ``x``; or a correction is added, under the conditions of
+            ``to_common_scale``.
     """
     assert x.q is not None
     oversampling = 256 if x.q.dtype is DType.INT8 else 1
@@ -98,8 +100,9 @@ def _build_table(
         qparams: arguments of ``QParams`` for the result.
 
     Returns:
-        The phase step (``find_sinusoid_phase_step``; 0 for other functions), the entries, their scale, the corrections
-        (``_correction_tables``), and the errors of the results (zeros if the errors are acceptable).
+        The phase step (``find_sinusoid_phase_step``; 0 if the function is no fast sinusoid), the entries, their scale,
+        the corrections (``_correction_tables``), and the error of the result at each operand value (one zero if all are
+        acceptable).
     """
     samples, q = np.frombuffer(sample_bytes), QParams(*qparams)
     defined_indices = np.flatnonzero(~np.isnan(samples))
@@ -112,8 +115,8 @@ def _build_table(
     peak = max(float(np.abs(points).clip(max=limit).max()), 1e-30)
     table_q = q if q.dtype is DType.INT16 else QParams(peak / Q15_MAX, 0, DType.INT16, -Q15_MAX - 1, Q15_MAX)
     entries = _quantize_entries(points, table_q)
-    # TOSA's specification requires (REQUIRE) that the differences of neighbouring entries fit int16. At a jump, halve
-    # the entries, with an error of one step.
+    # TOSA's specification requires (REQUIRE) that the differences of neighbouring entries fit int16. If a jump is too
+    # high, double the scale of the entries, at the cost of an error of one step.
     if np.abs(np.diff(entries)).max() > Q15_MAX:
         table_q = replace(table_q, scale=2 * float(table_q.scale), qmin=-(Q15_MAX // 2) - 1, qmax=Q15_MAX // 2)
         entries = _quantize_entries(points, table_q)
@@ -137,7 +140,7 @@ def evaluate_on_operand(function: Callable[[Array], Array], q: QParams, oversamp
 
 
 def find_sinusoid_phase_step(samples: Array) -> float:
-    """Return the phase difference of neighbouring samples, in radians, if they are values of a fast sinusoid; else 0.
+    """Return the phase difference of neighbouring samples in radians if they sample a fast sinusoid, else 0.
 
     A sinusoid is fast if a TABLE has fewer than 32 entries per period of the sinusoid. Linear interpolation then has an
     error above 0.48% of the amplitude.
@@ -158,10 +161,10 @@ def _emit_sinusoid_by_angle_addition(x: FixedPoint, samples: Array, phase_step: 
 
     The tables are read only at their entries, so interpolation adds no error. With a = ``phase_step``:
 
-    f(256 * h + l) = f(256 * h) * cos(l * a) + g(256 * h) * sin(l * a). g is f shifted by a quarter period; it follows
-    from f(i + 1) = f(i) * cos(a) + g(i) * sin(a).
+    f(256 * h + l) = f(256 * h) * cos(l * a) + g(256 * h) * sin(l * a). Here g is f shifted by a quarter period. It is
+    computed from f(i + 1) = f(i) * cos(a) + g(i) * sin(a).
     """
-    # The byte (h or l) of each of the 513 entries. Entry inputs are 128 * byte.
+    # The value of h or l that each of the 513 entries stands for: the table index is 128 * h or 128 * l.
     byte = np.arange(-256, 257).clip(-128, 128)
     next_samples = np.append(samples[1:], 2 * math.cos(phase_step) * samples[-1] - samples[-2])
     f_samples, f_next = samples[byte * 256 + 32768], next_samples[byte * 256 + 32768]
@@ -187,15 +190,15 @@ def _correction_tables(
 ) -> Iterator[tuple[int, int, Array]]:
     """Yield at most two correction tables, for parts of the range in which linear interpolation has a large error.
 
-    Activations such as SiLU need no correction, which would increase the cycles of EfficientNet-B0 by half. A logit
-    needs two corrections, one at each pole.
+    Activations such as SiLU get no correction, because their error is acceptable and a correction would increase the
+    cycles of EfficientNet-B0 by half. A logit gets two corrections, one at each pole.
 
     Yields:
         The int16 operand at the middle of the part, the factor by which the table is finer, and its 513 entries.
     """
     interpolated = np.interp(_INT16_OPERANDS, _INT16_OPERANDS[::128], table_q.dequantize(entries))
     table_error, result_error = np.zeros(samples.size), np.zeros(samples.size)
-    # table_error: before the result is clipped to q's range; result_error: after.
+    # table_error is computed before the result is clipped to q's range, result_error after.
     for error, grid_q in ((table_error, table_q), (result_error, q)):
         ends = grid_q.real_range
         error[defined_indices] = (np.clip(samples, *ends) - np.clip(interpolated, *ends))[defined_indices]
@@ -215,14 +218,14 @@ def _correction_tables(
 
 
 def _is_acceptable_error(error: Array, q: QParams) -> bool:
-    """Whether the error is at most 2**-9 of the result's range (half a step of int8), or 2**-13 in root mean square."""
+    """Whether the largest error is at most 2**-9 (half a step of int8), or the RMS error 2**-13, of the range of q."""
     full_range = float(q.scale) * (q.qmax - q.qmin)
     largest: float = np.abs(error).max()
     return largest <= full_range * 2.0**-9 or bool((error**2).mean() <= (full_range * 2.0**-13) ** 2)
 
 
 def _note_coarse_table(b: Builder, error: Array, q: QParams) -> None:
-    """Add a note to the report if half of the results have an error above 2**-10 of the range (a fast chirp).
+    """Add a note to the report if half of the results have an error above 2**-10 of the range, as in a fast chirp.
 
     A jump or a pole gets no note, because only the few results near it have a large error.
     """
@@ -242,7 +245,7 @@ def _note_coarse_table(b: Builder, error: Array, q: QParams) -> None:
 def _interpolation_error(
     samples: Array, defined: Array, entries: Array, corrections: list[tuple[int, int, Array]], q: QParams
 ) -> Array:
-    """Errors of the results at all operands, with the corrections, in the range of ``q``."""
+    """Error at each operand value in the function's domain, after corrections and clipping to the range of ``q``."""
     result = np.interp(_INT16_OPERANDS, _INT16_OPERANDS[::128], entries)
     for middle, refinement, values in corrections:
         result += np.interp((_INT16_OPERANDS - middle) * refinement, _INT16_OPERANDS[::128], values)

@@ -109,7 +109,7 @@ def expand(cx: Context, x: Operand, *_: Any, **__: Any) -> Value:
 
 @op(aten.repeat.default, **_SHARED)
 def repeat(cx: Context, x: Operand, repeats: Sequence[int]) -> Value:
-    """Repeat by TILE. If there are more repeats than dimensions, dimensions of size 1 are prepended."""
+    """Repeat by TILE. If ``repeats`` has more elements than x has dimensions, x gets leading dimensions of size 1."""
     return cx.b.tile(cx.b.reshape(x.value, (1,) * (len(repeats) - x.rank) + x.shape), repeats)
 
 
@@ -189,7 +189,10 @@ def split(cx: Context, x: Operand, *args: Any, **kwargs: Any) -> list[Value]:
 
 @op(aten.constant_pad_nd.default, interval=intervals.padding, **_SHARED)
 def constant_pad(cx: Context, x: Operand, pad: Sequence[int], value: float = 0) -> Value:
-    """Pad by PAD with a constant. ``pad`` has (before, after) of the last dimension first; negative values crop."""
+    """Pad by PAD with a constant. ``pad`` is (before, after) for the last dimension, then the one before it, and so on.
+
+    Negative values crop.
+    """
     pairs = [(0, 0)] * (x.rank - len(pad) // 2) + list(zip(pad[-2::-2], pad[::-2], strict=True))
     sizes = [size + min(before, 0) + min(after, 0) for size, (before, after) in zip(x.shape, pairs, strict=True)]
     cropped = cx.b.slice(x.value, [max(-before, 0) for before, _ in pairs], sizes)
@@ -197,8 +200,9 @@ def constant_pad(cx: Context, x: Operand, pad: Sequence[int], value: float = 0) 
     return cx.b.pad(cropped, [(max(before, 0), max(after, 0)) for before, after in pairs], fill)
 
 
-#: Maps a mode to a function of (i, size, uncropped) that returns the source index for index i. In the padding, i is
-#: outside [0, size). ``uncropped`` are the indices that negative padding does not remove.
+#: {padding mode: function (i, size, uncropped)}. The function returns the index in [0, size) of the element that is
+#: copied to index i. i is negative in the padding before the dimension, and at least ``size`` after it. ``uncropped``
+#: is the range of indices that negative padding does not remove.
 _PADDING_INDEX: dict[str, Callable[[int, int, range], int]] = {
     "reflect": lambda i, size, uncropped: size - 1 - abs(size - 1 - abs(i)),
     "replicate": lambda i, size, uncropped: min(max(i, 0), size - 1),

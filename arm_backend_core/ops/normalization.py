@@ -20,7 +20,7 @@ from arm_backend_core.tosa.graph import Value
 aten = torch.ops.aten
 #: Attributes of ``Record`` for operators whose integer rule has intermediates of 16 to 32 bits. Their error comes from
 #: 513-entry tables: rounding of the index, rounding of the entries, and interpolation.
-_HIGH_PRECISION_RECORD: dict[str, Any] = {
+_HIGH_PRECISION_ATTRIBUTES: dict[str, Any] = {
     "prefers_int16_input": True,
     "error_bound": 2.0**-13,
     "activations": (0,),
@@ -52,7 +52,7 @@ def batch_norm(
 ) -> Value:
     """Batch norm of x [N, C, ...]. With running statistics, it is a gain and an offset per channel.
 
-    With batch statistics, it is a group norm whose groups are the channels, over the batch and all positions. The
+    With batch statistics, it is a group norm in which each channel is a group over the batch and all positions. The
     running statistics are not updated, because the program does not read them.
     """
     if training or running_mean is None or running_var is None:
@@ -75,7 +75,7 @@ def batch_norm(
 
 
 def _standardize(cx: Context, x: Value, axes: Sequence[int], eps: float) -> Value:
-    """Standardize a plain x over ``axes``: (x - mean) / sqrt(variance + eps)."""
+    """Standardize an unquantized x over ``axes``: (x - mean) / sqrt(variance + eps)."""
     b = cx.b
     centred = b.sub(x, reduce_mean(cx, Operand(x), axes))
     variance = reduce_mean(cx, Operand(b.mul(centred, centred)), axes)
@@ -97,7 +97,7 @@ def _normalized_axes(x: Operand, normalized_shape: Sequence[int]) -> tuple[int, 
     return tuple(range(x.rank - len(normalized_shape), x.rank))
 
 
-@op(aten.layer_norm.default, **_HIGH_PRECISION_RECORD)
+@op(aten.layer_norm.default, **_HIGH_PRECISION_ATTRIBUTES)
 def layer_norm(
     cx: Context,
     x: Operand,
@@ -116,7 +116,7 @@ def layer_norm(
     return _apply_affine(cx, _standardize(cx, x.value, axes, eps), weight, bias, normalized_shape)
 
 
-@op(aten.rms_norm.default, **_HIGH_PRECISION_RECORD)
+@op(aten.rms_norm.default, **_HIGH_PRECISION_ATTRIBUTES)
 def rms_norm(
     cx: Context, x: Operand, normalized_shape: Sequence[int], weight: Operand | None = None, eps: float | None = None
 ) -> Value:
@@ -135,7 +135,7 @@ def rms_norm(
     return _apply_affine(cx, b.mul(x.value, inverse_rms), weight, None, normalized_shape)
 
 
-@op(aten.group_norm.default, **_HIGH_PRECISION_RECORD)
+@op(aten.group_norm.default, **_HIGH_PRECISION_ATTRIBUTES)
 def group_norm(
     cx: Context,
     x: Operand,
@@ -156,7 +156,7 @@ def group_norm(
     return _apply_affine(cx, normalized, weight, bias, (channels, *(1,) * (x.rank - 2)))
 
 
-@op(aten.instance_norm.default, **_HIGH_PRECISION_RECORD)
+@op(aten.instance_norm.default, **_HIGH_PRECISION_ATTRIBUTES)
 def instance_norm(
     cx: Context,
     x: Operand,
@@ -184,7 +184,7 @@ def _shifted_exponentials(cx: Context, x: Operand, dim: int, min_peak: float = -
     return shifted, exponential, cx.b.reduce("REDUCE_SUM", exponential, axis)
 
 
-@op(aten.softmax.int, aten._softmax.default, **_HIGH_PRECISION_RECORD, fixed_range=(0.0, 1.0))
+@op(aten.softmax.int, aten._softmax.default, **_HIGH_PRECISION_ATTRIBUTES, fixed_range=(0.0, 1.0))
 def softmax(cx: Context, x: Operand, dim: int, *_: object, **__: object) -> Value:
     """Softmax along ``dim``: exp(x - max) / sum(exp(x - max))."""
     x = atleast_1d(cx, x)
@@ -194,12 +194,13 @@ def softmax(cx: Context, x: Operand, dim: int, *_: object, **__: object) -> Valu
     return cx.b.reshape(cx.b.mul(exponential, cx.b.unary("RECIPROCAL", total)), cx.shape)
 
 
-@op(aten._safe_softmax.default, **_HIGH_PRECISION_RECORD, fixed_range=(0.0, 1.0))
+@op(aten._safe_softmax.default, **_HIGH_PRECISION_ATTRIBUTES, fixed_range=(0.0, 1.0))
 def safe_softmax(cx: Context, x: Operand, dim: int, *_: object, **__: object) -> Value:
     """Softmax that returns 0 for a row in which all elements are -inf, for example if all keys of a query are masked.
 
-    In such a row, all exponentials and their sum are 0. In all other rows, the sum is at least 1. So the sum is clamped
-    to at least 1. Quantized values are always finite and need no such case.
+    In such a row, all exponentials and their sum are 0. In all other rows, the sum is at least 1. Clamping the sum to
+    at least 1 thus changes only such rows, which become 0 / 1. Quantized values are always finite, so the ordinary
+    softmax is used.
     """
     if x.q is not None:
         return softmax.lower(cx, x, dim)
@@ -209,7 +210,7 @@ def safe_softmax(cx: Context, x: Operand, dim: int, *_: object, **__: object) ->
     return cx.b.reshape(cx.b.mul(exponential, inverse), cx.shape)
 
 
-@op(aten.log_softmax.int, aten._log_softmax.default, **_HIGH_PRECISION_RECORD)
+@op(aten.log_softmax.int, aten._log_softmax.default, **_HIGH_PRECISION_ATTRIBUTES)
 def log_softmax(cx: Context, x: Operand, dim: int, *_: object, **__: object) -> Value:
     """Log-softmax along ``dim``: (x - max) - ln(sum(exp(x - max)))."""
     x = atleast_1d(cx, x)

@@ -40,10 +40,10 @@ def has_tosa_dtype(dtype: torch.dtype) -> bool:
 
 
 def to_tosa_dtype(dtype: torch.dtype) -> DType:
-    """TOSA's element type for a PyTorch one; INT32 for int64.
+    """Convert a PyTorch element type to TOSA's; int64 becomes INT32.
 
     Raises:
-        Unsupported: TOSA has none (float64, uint8, complex).
+        Unsupported: TOSA has no such element type (float64, uint8, complex).
         ModelError: the type belongs to no kind (``scalar_kind.kind_of``).
     """
     if kind_of(dtype) is ScalarKind.COMPLEX:
@@ -99,12 +99,12 @@ class Operand:
 
 @dataclass(frozen=True)
 class Context:
-    """The builder, the node and the types of the result, which a lowering rule needs besides the operands.
+    """First argument of a lowering rule: the builder, the FX node, and the types of the result.
 
     Attributes:
         b: builder that appends TOSA operators to the graph.
         node: the FX node.
-        result_q: quantization parameters of the result; None for plain values.
+        result_q: quantization parameters of the result; None if the result is not quantized.
         compute_dtype: element type in which the rule computes; None for the element type of the result.
     """
 
@@ -149,9 +149,9 @@ class Context:
     def compute_in_fp32_or_int32(self, rule: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Compute ``rule`` in FP32 if the result is floating point, else in INT32, and cast the result once.
 
-        PyTorch computes narrower floats in FP32 too. In FP16, sums and formulas of several steps would overflow and
-        lose bits. INT32 is the only type of TOSA's integer arithmetic. The CAST back to a narrower integer wraps, as in
-        PyTorch. If the result is boolean or quantized, the rule runs on the unchanged operands.
+        PyTorch, too, computes FP16 and BF16 in FP32. In FP16, sums and formulas of several operators would overflow
+        and lose bits. INT32 is the only type of TOSA's integer arithmetic. The CAST back to a narrower integer wraps,
+        as in PyTorch. If the result is boolean or quantized, the rule runs on the unchanged operands.
         """
         wide_dtype, *narrow_dtypes = (
             (DType.FP32, DType.FP16, DType.BF16, DType.FP8E4M3, DType.FP8E5M2)

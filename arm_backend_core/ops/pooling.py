@@ -31,8 +31,8 @@ class _PoolingWindow:
     Attributes:
         kernel: size of the window.
         stride: distance between windows.
-        pad: (top, bottom, left, right), such that the padded image ends where PyTorch's last window ends. If bottom or
-            right is negative, its magnitude is the number of last rows or columns that no window reads.
+        pad: (top, bottom, left, right). The padded image ends where PyTorch's last window ends. A negative bottom or
+            right means that no window reads that many rows or columns at the end.
     """
 
     kernel: tuple[int, int]
@@ -49,7 +49,7 @@ def _make_window(
     padding: Sequence[int],
     dilation: tuple[int, int] = (1, 1),
 ) -> _PoolingWindow:
-    """Convert PyTorch's arguments; the padding at the end follows from the result's shape."""
+    """Convert PyTorch's arguments. The padding at the end is computed from the result's shape."""
     kernel, strides = to_height_width(kernel_size, spatial, 1), to_height_width(stride or kernel_size, spatial, 1)
     pad_before = to_height_width(padding, spatial, 0)
     out = (1, *cx.shape[-spatial:])[-2:]
@@ -218,7 +218,8 @@ def _adaptive_avg_pool(cx: Context, x: Operand, spatial: int) -> Value:
         )
 
     strides = [_uniform_stride(cells) for cells in (rows, columns)]
-    fits_depthwise_stride = x.q is None or max(stride or 1 for stride in strides) <= 3  # the limit on Ethos-U55
+    # 3 is the largest stride of a depthwise convolution on Ethos-U55.
+    fits_depthwise_stride = x.q is None or max(stride or 1 for stride in strides) <= 3
     if all(strides) and fits_depthwise_stride:
         covered_size = [cells[-1][1] for cells in (rows, columns)]
         part = cx.b.slice(image, (0, 0, 0, 0), (n, *covered_size, c))

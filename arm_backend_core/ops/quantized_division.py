@@ -1,11 +1,13 @@
 """Quotients of two quantized tensors: the integer rule of ``aten.div``.
 
 The range of the divisor (``value_ranges``) decides how its reciprocal is computed. If the divisor is a function of an
-int8 tensor, such as 1 + abs(z), a TABLE on that tensor has the exact reciprocals. If its range excludes 0 and is not
-too wide, a TABLE on the divisor has them. Otherwise, the divisor is normalized by its leading zeros. An INT8 quotient
-is the product of two int16 tensors. An INT16 quotient needs reciprocals of more than 16 bits.
+int8 tensor, such as 1 + abs(z), a TABLE on that tensor has the exact reciprocals. If the range of the divisor excludes
+0 and is not too wide, a TABLE on the divisor interpolates the reciprocals. Otherwise, the divisor is normalized by its
+leading zeros. An INT8 quotient is the product of two int16 tensors. An INT16 quotient needs reciprocals of more than 16
+bits.
 
-32 x 32 x 32 INT8 quotients by 1 + abs(z) take 58,000 cycles on U55-128, with normalization 945,000.
+The INT8 division of 32 x 32 x 32 elements by 1 + abs(z) takes 58,000 cycles on U55-128. With normalization, it would
+take 945,000 cycles.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from arm_backend_core.tosa.graph import Value
 I16, I32 = DType.INT16, DType.INT32
 #: Largest error of an INT8 quotient, in steps, from the rounding of reciprocals with a common scale.
 _MAX_ROUNDING_ERROR = 1 / 4
-#: Fewest cells of a TABLE between 0 and the smallest divisor. Interpolation then has a relative error below 2**-10.
+#: Fewest intervals between TABLE entries from 0 to the smallest divisor, so that interpolation is exact to 2**-10.
 _MIN_CELLS = 16
 
 
@@ -38,23 +40,23 @@ class _Division:
         cx: the context.
         x: the dividend.
         y: the divisor.
-        base: the divisor as a function of an int8 tensor; None if it is no such function.
+        divisor_function: the divisor as a function of an int8 tensor; None if it is no such function.
     """
 
     cx: Context
     x: FixedPoint
     y: FixedPoint
-    base: Int8Function | None
+    divisor_function: Int8Function | None
 
     @property
-    def unit(self) -> float:
-        """The real value of the integer quotient 1 / 1, in steps of the result."""
+    def scale_ratio(self) -> float:
+        """Steps of the result that one unit of the integer quotient x / y represents."""
         return self.x.scale / self.y.scale / float(self.cx.q.scale)
 
     @property
     def divisors(self) -> Array | None:
-        """The possible integers of a divisor that is constant or a function of an int8 tensor; None for others."""
-        values = self.base.values if self.base is not None else self.y.value.data
+        """All integers that the divisor can have, if it is constant or a function of an int8 tensor; else None."""
+        values = self.divisor_function.values if self.divisor_function is not None else self.y.value.data
         return None if values is None else values.astype(np.int64) - self.y.zero_point
 
     @property
@@ -65,7 +67,7 @@ class _Division:
         return max(self.y.low, -self.y.high, 0)
 
     def requantize(self, quotient: FixedPoint, scale: float) -> Value:
-        """Convert a quotient with this scale, in steps of the result, to the result's quantization parameters."""
+        """Convert ``quotient`` to the result's quantization parameters. Its scale is ``scale`` steps of the result."""
         q = self.cx.q
         return quotient.with_scale(scale * float(q.scale)).requantize(q)
 
@@ -106,33 +108,33 @@ def _divide_to_int8(division: _Division) -> Value:
 
     A bias is added to the exponents, so that one unit of the shifted products is 1/32 to 1/16 step of the result.
     Exponents are clipped to at least 0, and are 0 for a divisor of 0. If the exponent was clipped or the divisor is 0,
-    a nonzero product is at least 2**14 units. It then saturates, as the exact quotient does.
+    a nonzero product is at least 2**14 units, and the result saturates. So does the exact quotient.
     """
     dividend = division.x.to_int16().with_scale(1.0)
     reciprocal = _reciprocals_with_common_scale(division)
     if reciprocal is not None:
-        return division.requantize(dividend * reciprocal, reciprocal.scale * division.unit)
-    bias = math.floor(11 - math.log2(division.unit))
-    if division.base is not None:
-        mantissa, exponent = _tabulate_mantissas(division.cx, division.base, division.y.zero_point, bias)
+        return division.requantize(dividend * reciprocal, reciprocal.scale * division.scale_ratio)
+    bias = math.floor(11 - math.log2(division.scale_ratio))
+    if division.divisor_function is not None:
+        mantissa, exponent = _tabulate_mantissas(division.cx, division.divisor_function, division.y.zero_point, bias)
     else:
         mantissa, exponent = _compute_mantissas(_to_int32(division.y), bias)
     quotient = (dividend * mantissa).shift_right(exponent)
-    return division.requantize(quotient, division.unit * 2.0 ** (bias - 15))
+    return division.requantize(quotient, division.scale_ratio * 2.0 ** (bias - 15))
 
 
 def _reciprocals_with_common_scale(division: _Division) -> FixedPoint | None:
     """1 / y as int16; None if the divisor may be 0, or if a common scale or a TABLE is not precise enough."""
     smallest, y = division.smallest_divisor, division.y
     scale = 1 / max(smallest, 1) / Q15_MAX
-    # The error of the quotients, in steps, if the error of the reciprocals is half of their scale.
-    coarseness = division.x.peak * division.unit * scale / 2
+    # Largest error of the quotients in steps of the result. A rounded reciprocal has an error of half its scale.
+    coarseness = division.x.peak * division.scale_ratio * scale / 2
     if not smallest or coarseness > _MAX_ROUNDING_ERROR:
         return None
     if division.divisors is not None:
         reciprocals = np.rint(1 / division.divisors / scale).astype(np.int64)
-        if division.base is not None:
-            return _apply_to_base(division.cx, division.base, reciprocals).with_scale(scale)
+        if division.divisor_function is not None:
+            return _apply_to_base(division.cx, division.divisor_function, reciprocals).with_scale(scale)
         return FixedPoint.const(y.b, reciprocals, I16, scale)
     return _reciprocal_table(y, smallest) if coarseness <= _MAX_ROUNDING_ERROR / 2 else None
 
@@ -155,9 +157,10 @@ def _reciprocal_table(y: FixedPoint, smallest: int) -> FixedPoint | None:
 
 
 def _apply_to_base(cx: Context, base: Int8Function, numbers: Array) -> FixedPoint:
-    """Look up 256 int16 numbers by an int8 tensor. Entries between them are averages, which no operand reads.
+    """Look up 256 int16 ``numbers`` by an int8 tensor x, with an int16 TABLE.
 
-    The index of an int16 TABLE has 7 fractional bits: 256 * x addresses every other entry exactly.
+    The index of the TABLE has 7 fractional bits, so 256 * x addresses every other of its 513 entries exactly. No
+    operand reads the entries between them.
     """
     index = FixedPoint(cx.b, cx.b.rescale(base.base, I16, 256.0), -32768, 32512)
     return index.apply_table(np.interp(np.arange(513) / 2, np.arange(256), numbers), 1.0)
@@ -189,7 +192,7 @@ def _compute_mantissas(y: FixedPoint, bias: int) -> tuple[FixedPoint, FixedPoint
     entries[255:257] = Q15_MAX  # the mantissa of 1 / 0
     mantissa = index.apply_table(entries, 1.0)
     shift = zeros.full_like(31 + bias) - zeros
-    # This bound is 0 for y = 0, which has 32 leading zeros. It limits no other shift: for abs(y) = 1, both are equal.
+    # This bound is 0 for y = 0, which has 32 leading zeros. It limits no other shift: for abs(y) = 1, it is the shift.
     if y.low <= 0 <= y.high and bias > 0:
         shift = shift.minimum((zeros.full_like(32) - zeros).mul(bias).with_scale(1.0))
     shift = shift.maximum(0) if shift.low < 0 else shift
@@ -202,20 +205,20 @@ def _compute_mantissas(y: FixedPoint, bias: int) -> tuple[FixedPoint, FixedPoint
 def _divide_precisely(division: _Division) -> Value:
     """x * sign(y) * (2**30 / abs(y)) in integers. The reciprocal has 14 bits, 16 for an int16 result.
 
-    If y may be 0: for y = 0, the product is 0, because sign(0) = 0, and sign(x) * 2**29 is added to it. All products
-    are shifted right by enough bits that 2**29 exceeds the result's range.
+    If y is 0, the product is 0, because sign(0) = 0. Then sign(x) * 2**29 is added, so that the result saturates. For
+    this, all products are shifted right so far that 2**29 exceeds the result's range.
     """
     cx = division.cx
     dividend, divisor = division.x.to_int32().with_scale(1.0), _to_int32(division.y)
     magnitude = divisor if divisor.low >= 0 else abs(divisor)
     may_be_zero = not division.smallest_divisor
-    # The smallest integer quotient that saturates, and the largest quotient.
+    # The smallest integer quotient at which the result saturates, and the largest quotient that can occur.
     span = cx.q.dtype.range[1] - cx.q.dtype.range[0]
-    saturating_quotient = math.ceil(2 * span / division.unit)
+    saturating_quotient = math.ceil(2 * span / division.scale_ratio)
     peak_quotient = dividend.peak // max(division.smallest_divisor, 1) + 1
     bits = min(max(saturating_quotient * may_be_zero, peak_quotient).bit_length() + 1, 62)
     # If the quotient would be too coarse, clip dividends whose quotient saturates, so that fewer bits are dropped.
-    if division.unit * 2.0 ** (bits - 30) > 1 / 8 and saturating_quotient < peak_quotient:
+    if division.scale_ratio * 2.0 ** (bits - 30) > 1 / 8 and saturating_quotient < peak_quotient:
         bits, peak_quotient = saturating_quotient.bit_length() + 1, saturating_quotient
         dividend = dividend.minimum(magnitude.mul(saturating_quotient).with_scale(1.0)).maximum(
             magnitude.mul(-saturating_quotient).with_scale(1.0)
@@ -230,11 +233,12 @@ def _divide_precisely(division: _Division) -> Value:
         saturation = (magnitude.maximum(1) - magnitude).assume_range(0, 1).mul(1 << 29).with_scale(1.0) * signs
         quotient = quotient + saturation.with_scale(quotient.scale)
     # At most 62 bits can be dropped. If that is too few, all finite quotients round to 0.
-    return division.requantize(quotient, max(division.unit, 4 * span * 2.0**-bits * may_be_zero) * 2.0 ** (bits - 30))
+    scale = max(division.scale_ratio, 4 * span * 2.0**-bits * may_be_zero) * 2.0 ** (bits - 30)
+    return division.requantize(quotient, scale)
 
 
 def _precise_reciprocal(division: _Division, magnitude: FixedPoint) -> FixedPoint:
-    """2**30 / v for v = max(magnitude, 1). For an int16 result, one Newton step refines it: r + r * (1 - v * r)."""
+    """r = 2**30 / v, v = max(magnitude, 1). One Newton step for an int16 result: r + r * (1 - v * r / 2**30)."""
     v = magnitude.maximum(1) if magnitude.low < 1 else magnitude
     if division.cx.q.dtype is not I16:
         return fixed_point.reciprocal(v)

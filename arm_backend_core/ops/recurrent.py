@@ -1,7 +1,7 @@
 """Loop unrolling of recurrent layers (LSTM, GRU, RNN) into FX nodes.
 
-One time step is traced, and its nodes are copied for the other steps. PyTorch's own decompositions trace every time
-step, which takes 2 ms per operator, and call a CPU library for a whole LSTM.
+One time step is traced, and its nodes are copied for the other steps. PyTorch's own decompositions are not used: they
+trace every time step, at 2 ms per operator, and may replace a whole LSTM by a call of a CPU library.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ class Cell:
     """A recurrent cell, which computes one time step.
 
     Attributes:
-        step: maps the input projection (a tensor for each of ``groups``), the states and the other parameters to the
-            new states.
+        step: function of the projected input (one tensor for each of ``groups``), the states and the recurrent
+            parameters. It returns the new states.
         order: permutation of the gates from PyTorch's order to the order in which ``step`` takes them.
         groups: sizes of groups of consecutive gates with the same activation function. One TABLE computes each group.
+            Example: (3, 1) for the sigmoid of the gates i, f, o and the tanh of g.
         merges_biases: whether input bias and recurrent bias can be merged, because both projections are only added.
     """
 
@@ -98,9 +99,9 @@ def _project_inputs(
 def _project_steps(
     emit: NodeEmitter, x: Node, *parameters: Node, time_axis: int, groups: Sequence[int]
 ) -> list[list[Node]]:
-    """Emit ``_project_inputs``, and the selection of the gates for the other time steps.
+    """Emit ``_project_inputs``, whose nodes select the gates of the first time step, and copies for the other steps.
 
-    PyTorch takes 2 ms to trace an operator. Therefore only the first step is traced.
+    Copying avoids tracing, which takes 2 ms per operator.
 
     Returns:
         For each time step, one node for each of ``groups``.
@@ -130,7 +131,7 @@ def _concat(*tensors: Tensor) -> Tensor:
 def _split_parameters(
     emit: NodeEmitter, cell: Cell, parameters: Sequence[Node], has_biases: bool
 ) -> tuple[list[Node], list[Node]]:
-    """Split parameters into input projection (weight, bias) and recurrence (weight, bias, projection weight)."""
+    """Split parameters into input weight and bias, and recurrent weight, bias and (LSTM) weight of the projection."""
     count = 4 if has_biases else 2
     ordered: list[Node] = list(parameters)
     if list(cell.order) != sorted(cell.order):

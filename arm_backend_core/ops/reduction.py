@@ -72,7 +72,7 @@ def sum_(
 ) -> Value:
     """Sum over ``dim``, all dimensions if None."""
     x = atleast_1d(cx, x)
-    # In the FP profile, REDUCE_SUM takes no integers, so booleans are summed in FP32, which is exact up to 2**24.
+    # In the FP profile, REDUCE_SUM takes no integers. There, booleans are summed in FP32, which is exact up to 2**24.
     sums_booleans_in_fp32 = x.value.dtype is DType.BOOL and not cx.target.has_int_profile
     numbers = cx.b.cast(x.value, DType.FP32 if sums_booleans_in_fp32 else cx.dtype)
     return cx.b.cast(cx.b.reshape(_reduce(cx, "REDUCE_SUM", numbers, _normalize_axes(x, dim)), cx.shape), cx.dtype)
@@ -154,7 +154,7 @@ def var(cx: Context, x: Operand, *args: Any, **kwargs: Any) -> Value:
 def std(cx: Context, x: Operand, *args: Any, **kwargs: Any) -> Value:
     """Standard deviation over ``dim``.
 
-    In floating point, the largest deviation is divided out first, so that squares do not overflow.
+    In floating point, deviations are divided by the largest deviation before they are squared, to avoid overflow.
     """
     x = atleast_1d(cx, x)
     axes, correction = _parse_variance_arguments(x, *args, **kwargs)
@@ -212,7 +212,7 @@ def product(cx: Context, x: Operand, dim: int | None = None, keepdim: bool = Fal
 
 @product.integer_rule
 def _(cx: Context, x: Operand, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Value:
-    """Product of the signs, times exp(sum of ln|x|). Partial products of x itself could exceed 32 bits."""
+    """Product of the signs, times exp(sum(ln(abs(x)))). Direct products of x could exceed 32 bits."""
     x = atleast_1d(cx, x)
     axis, count = (x.rank - 1, x.value.size) if dim is None else (dim % x.rank, x.shape[dim])
     if count == 1:
@@ -235,7 +235,7 @@ def _(cx: Context, x: Operand, dim: int | None = None, keepdim: bool = False, *,
 
 @op(aten.argmax.default, interval=intervals.element_index)
 def argmax(cx: Context, x: Operand, dim: int | None = None, keepdim: bool = False) -> Value:
-    """Index of the largest element as int32. ``dim`` is moved to the end, because U55 has ARGMAX only there."""
+    """Index of the largest element as int32. ``dim`` is moved to the end: U55 has ARGMAX only along the last axis."""
     x = atleast_1d(cx, x)
     value = cx.b.reshape(x.value, (x.value.size,)) if dim is None else x.value
     axis = 0 if dim is None else dim % x.rank

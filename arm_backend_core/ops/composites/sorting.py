@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 
 def _arg_min_or_max(x: Tensor, dim: int | None, keepdim: bool, *, largest: bool) -> Tensor:
-    """Index of the first extremum. argmax takes no booleans; ~x reverses the order of integers without overflow."""
+    """Index of the first extremum. torch.argmax rejects booleans. For integers, ~x replaces -x, which may overflow."""
     x = x.int() if x.dtype is torch.bool else x
     return torch.argmax(x if largest else -x if x.is_floating_point() else ~x, dim, keepdim)
 
@@ -62,7 +62,7 @@ def aminmax(x: Tensor, *, dim: int | None = None, keepdim: bool = False) -> tupl
 @decomposition(aten.nonzero_static.default)
 def nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
     """Indices of the first ``size`` nonzero elements, [size, rank]."""
-    # The flat index of the k-th nonzero element is the number of elements at which the cumulative count is below k.
+    # The k-th nonzero element has flat index i if the cumulative count of nonzero elements is below k for i elements.
     nonzero_counts = torch.cumsum((x != 0).reshape(-1).int(), 0)
     flat = (nonzero_counts < torch.arange(1, size + 1, dtype=torch.int32).unsqueeze(1)).int().sum(1)
     indices, rest = [], flat
@@ -74,7 +74,7 @@ def nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
 
 
 def _kth_smallest(x: Tensor, dim: int, rank: int) -> tuple[Tensor, Tensor]:
-    """The ``rank``-th smallest element (from 1) along ``dim`` and its index; ``dim`` keeps size 1. NaN is largest."""
+    """The ``rank``-th smallest element (from 1) along ``dim`` and its index; ``dim`` keeps size 1. NaN sorts last."""
     if not x.dim():
         return x, torch.zeros((), dtype=torch.int64)
     values, indices = torch.topk(x, rank, dim, largest=False)
@@ -91,8 +91,8 @@ def sort(
 ) -> tuple[Tensor, Tensor | None]:
     """Sort by topk. ExecuTorch has a CPU kernel for topk, but none for sort.
 
-    The CPU's topk is not stable, so the indices of a stable sort come from ``_stable_argsort``. The indices of a stable
-    sort are None for more than 64 elements, and for a tensor without dimensions.
+    The CPU's topk is not stable, so the indices of a stable sort come from ``_stable_argsort``. They are None (not
+    computed) for more than ``_MAX_STABLE_SORT_SIZE`` elements along ``dim``, and for a rank-0 tensor.
     """
     size, compare_dtype = x.shape[dim] if x.dim() else 1, torch.int32 if quantized else torch.float32
     if x.dtype is torch.bool:
@@ -105,15 +105,15 @@ def sort(
     return values, indices
 
 
-#: Largest sorted dimension of a stable sort with indices, which compares each element with all others.
+#: Most elements along the sorted dimension of a stable sort with indices, which compares each pair of elements.
 _MAX_STABLE_SORT_SIZE = 64
 
 
 def _stable_argsort(x: Tensor, dim: int, descending: bool, index_dtype: torch.dtype) -> Tensor:
-    """Stable argsort by rank. The rank of an element is the number of elements before it. NaN counts as the largest."""
+    """Stable argsort by rank: the number of elements that precede an element in the sorted order. NaN is largest."""
     last = x.transpose(dim, -1)
     this, other = last.unsqueeze(-1), last.unsqueeze(-2)
-    over, under = (other, this) if descending else (this, other)  # over > under: the other element goes first
+    over, under = (other, this) if descending else (this, other)  # over > under: ``other`` precedes ``this``
     is_before, is_after = over > under, over < under
     if x.is_floating_point():
         is_before = is_before | ((over != over) & (under == under))
@@ -153,8 +153,8 @@ def mode(x: Tensor, dim: int = -1, keepdim: bool = False, *, quantized: bool) ->
     this, other = last.unsqueeze(-1), last.unsqueeze(-2)
     count = (this == other).to(dtype).sum(-1, dtype=dtype)
     is_most_frequent = count == count.amax(-1, keepdim=True)
-    # The element is gathered by its index, because torch.where would give it another scale than x. The index is the
-    # last one of the element, as in PyTorch.
+    # The element is gathered by its index: the result of a torch.where would get a quantization scale of its own. If
+    # the element occurs several times, its last index is returned, as in PyTorch.
     is_smallest = is_most_frequent & ~((other < this) & is_most_frequent.unsqueeze(-2)).any(-1)
     positions = torch.where(is_smallest, torch.arange(last.shape[-1], dtype=dtype), 0).amax(-1, keepdim=True)
     positions = positions.to(torch.int32).to(torch.int64)
@@ -172,7 +172,7 @@ def quantile(
     interpolation: str = "linear",
     quantized: bool,
 ) -> Tensor:
-    """Interpolate between the elements next to rank q * (count - 1), which PyTorch computes in the type of x."""
+    """Interpolate between the elements around rank q * (count - 1), which is rounded to x's type as in PyTorch."""
     values, axis = (x.reshape(-1), 0) if dim is None or not x.dim() else (x, dim % x.dim())
     rank = float(torch.tensor(q, dtype=values.dtype) * (values.shape[axis] - 1))
     rounding: dict[str, Callable[[float], int]] = {"lower": math.floor, "higher": math.ceil, "nearest": round}
@@ -245,7 +245,7 @@ def _count_below(boundaries: Tensor, x: Any, out_int32: bool, right: bool) -> Te
 
 @decomposition(aten.bucketize.Tensor)
 def bucketize(x: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
-    """Index of the bucket that contains each element of x; boundaries [N]."""
+    """For each element of x, the index of its bucket between the sorted ``boundaries`` [N]."""
     return _count_below(boundaries, x.unsqueeze(-1), out_int32, right)
 
 
@@ -259,7 +259,7 @@ def searchsorted(
     side: str | None = None,
     sorter: Tensor | None = None,
 ) -> Tensor:
-    """Insertion index of x [..., M] in sorted boundaries [N] or [..., N]; x may be a number for boundaries [N]."""
+    """Insertion index of x [..., M] in sorted boundaries [N] or [..., N]. If they are [N], x may also be a number."""
     if sorter is not None:
         boundaries = boundaries.gather(-1, sorter)
     boundaries = boundaries.unsqueeze(-2) if boundaries.dim() > 1 else boundaries
@@ -288,16 +288,16 @@ decomposition(aten.var_mean.default, aten.var_mean.dim, aten.var_mean.correction
 decomposition(aten.std_mean.default, aten.std_mean.dim, aten.std_mean.correction)(_build_spread_and_mean(torch.std))
 
 
-#: Largest dimension along which ``cumprod`` multiplies element by element: CONCAT has at most 64 operands (level 8K).
+#: Most factors that ``cumprod`` multiplies one by one. One CONCAT joins the products: 64 operands at most (level 8K).
 _MAX_SEQUENTIAL_PRODUCTS = 64
 
 
 @decomposition(aten.cumprod.default, takes_quantized=True)
 def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, quantized: bool = False) -> Tensor:
-    """Cumulative product, element by element. Large dimensions and quantized programs use a prefix scan."""
+    """Cumulative product, one factor after the other; for large dimensions and quantized programs a prefix scan."""
     size = x.shape[dim] if x.dim() else 1
     if quantized or not 1 < size <= _MAX_SEQUENTIAL_PRODUCTS:
-        return _prefix_scan(x, dim, dtype, torch.mul)  # a partial product may overflow, and 0 * inf is NaN
+        return _prefix_scan(x, dim, dtype, torch.mul)  # less exact: 0 times a partial product that overflows is NaN
     x = x.to(dtype or (x.dtype if x.is_floating_point() else torch.int64))
     products = [x.narrow(dim, 0, 1)]
     for i in range(1, size):
@@ -307,7 +307,7 @@ def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, quantized:
 
 @decomposition(aten.cumsum.default, takes_quantized=True, interval=intervals.reduced_sum)
 def cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, quantized: bool = False) -> Tensor:
-    """Cumulative sum by a prefix scan; if quantized, by a matrix product with a triangle of ones, which rounds once."""
+    """Cumulative sum by a prefix scan; if quantized, by a product with a triangular matrix, which rounds once."""
     if quantized and x.dim() and x.is_floating_point():
         size = x.shape[dim]
         return torch.matmul(x.transpose(dim, -1), torch.ones(size, size).triu()).transpose(dim, -1)
@@ -354,7 +354,7 @@ def _prefix_scan(x: Tensor, dim: int, dtype: torch.dtype | None, combine: Callab
 
 @decomposition(aten.histc.default, takes_quantized=True)
 def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0, *, quantized: bool) -> Tensor:
-    """Count the elements in each of ``bins`` equal parts of [min, max]. If min = max, use the range of x instead."""
+    """Histogram of x with ``bins`` bins of equal width over [min, max], or over the range of x if min = max."""
     flat, use_data_range = x.reshape(-1, 1), min == max
     low, high = (torch.amin(flat), torch.amax(flat)) if use_data_range else (min, max)
     if quantized:  # quantized bin numbers are inexact, so elements are compared with the edges
@@ -373,7 +373,7 @@ def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0, *, quantiz
 
 @decomposition(aten.histogram.bins_tensor)
 def histogram(x: Tensor, bins: Tensor, *, weight: Tensor | None = None, density: bool = False) -> tuple[Tensor, Tensor]:
-    """Count the elements, or sum their weights, between neighbouring edges ``bins``. Elements outside are ignored."""
+    """Histogram: number of elements, or sum of their weights, per bin. x outside of the edges ``bins`` is ignored."""
     flat = x.reshape(-1, 1)
     is_above_edge = torch.cat([flat >= bins[:-1], flat > bins[-1:]], 1)
     inside = is_above_edge[:, :-1] & ~is_above_edge[:, 1:]

@@ -17,8 +17,8 @@ from arm_backend_core.ops.composites.linear_algebra import max_magnitude
 from arm_backend_core.ops.registry import decomposition
 
 aten = torch.ops.aten
-#: Largest number of columns, and number of sweeps. A rotation takes twenty operators. Four columns take six rotations
-#: per sweep, one for each pair.
+#: Largest number of columns, and number of sweeps. A sweep over four columns has six rotations, one for each pair. A
+#: rotation takes twenty operators, so six sweeps add 720 operators to the program.
 _MAX_COLUMNS, _SWEEPS = 4, 6
 
 
@@ -41,7 +41,7 @@ def _one_sided_jacobi(a: Tensor, *, descending: bool) -> tuple[Tensor, Tensor, T
         first, second, product = (
             (u[..., :m, :] * v[..., :m, :]).sum(-2, keepdim=True) for u, v in ((x, x), (y, y), (x, y))
         )
-        cotangent = (second - first) / replace_zero_by_one(2 * product)  # of twice the rotation angle
+        cotangent = (second - first) / replace_zero_by_one(2 * product)  # cotangent of twice the rotation angle
         magnitude = 1 / (cotangent.abs() + torch.sqrt(cotangent.square() + 1))
         tangent = torch.where(product == 0, 0.0, torch.where(cotangent < 0, -magnitude, magnitude))
         cosine = torch.rsqrt(tangent.square() + 1)
@@ -58,7 +58,8 @@ def svd(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """SVD: return U, S and V^T. Singular vectors may differ from LAPACK's in sign.
 
-    If a singular value is 0, its column of U is 0 (its row of V^T if a has fewer rows than columns).
+    LAPACK completes U and V to orthogonal matrices if a singular value is 0. Here, the vector of this singular value is
+    0 in U; if ``a`` has fewer rows than columns, it is 0 in V^T.
     """
     m, n = a.shape[-2:]
     if full_matrices and compute_uv and m != n:
@@ -95,9 +96,10 @@ def _mirror_triangle(a: Tensor, uplo: str = "L") -> Tensor:
 def pseudo_inverse(
     a: Tensor, *, atol: Tensor | None = None, rtol: Tensor | None = None, hermitian: bool = False
 ) -> Tensor:
-    """Pseudo-inverse. Singular values up to max(``atol``, ``rtol`` * the largest one) count as 0.
+    """Pseudo-inverse. Singular values of at most max(``atol``, ``rtol`` * largest singular value) are treated as 0.
 
-    ``atol`` defaults to 0, and ``rtol`` to 0 if ``atol`` is positive, else to max(rows, columns) * machine epsilon.
+    ``atol`` defaults to 0. ``rtol`` defaults to 0 if ``atol`` is positive, else to max(rows, columns) * machine
+    epsilon.
     """
     left, singular_values, right = svd(_mirror_triangle(a) if hermitian else a)
     absolute_limit = torch.zeros(()) if atol is None else atol.to(a.dtype)

@@ -27,7 +27,7 @@ def im2col(
 ) -> Tensor:
     """F.unfold: x [N, C, H, W] -> [N, C * KH * KW, windows], by one strided slice for each element of the window.
 
-    Adjacent windows without dilation need only a reshape and a permutation.
+    Windows that tile the image (stride = kernel size, no dilation) need only a reshape and a permutation.
     """
     if x.dim() == 3:
         return im2col(x.unsqueeze(0), kernel, dilation, padding, stride).squeeze(0)
@@ -35,7 +35,7 @@ def im2col(
     batch, channels, height, width = x.shape
     spans = [dilation[i] * (kernel[i] - 1) + 1 for i in (0, 1)]
     rows, columns = ((size - spans[i]) // stride[i] + 1 for i, size in enumerate((height, width)))
-    if list(kernel) == list(stride) and list(dilation) == [1, 1]:  # adjacent windows
+    if list(kernel) == list(stride) and list(dilation) == [1, 1]:  # windows that tile the image
         x = x[:, :, : rows * kernel[0], : columns * kernel[1]].reshape(
             batch, channels, rows, kernel[0], columns, kernel[1]
         )
@@ -47,9 +47,9 @@ def im2col(
     return torch.stack(slices, 2).reshape(batch, channels * kernel[0] * kernel[1], rows * columns)
 
 
-#: Largest window for which a transposed convolution replaces ``col2im`` of one row. With 512 elements and a hop of 128,
-#: the transposed convolution takes 74,775 cycles on U55-128, and ``overlap_add`` takes 112,472. With 1024 elements and
-#: a hop of 256, they take 148,455 and 109,804.
+#: Largest window of one row for which a quantized ``col2im`` is a transposed convolution. For larger windows,
+#: ``overlap_add`` is faster. Windows of 512 elements with a hop of 128 take 74,775 cycles on U55-128 by transposed
+#: convolution, and 112,472 by ``overlap_add``. Windows of 1024 elements with a hop of 256 take 148,455 and 109,804.
 _MAX_COL2IM_WINDOW = 512
 
 
@@ -78,9 +78,10 @@ def col2im(
 ) -> Tensor:
     """F.fold: x [N, C * KH * KW, windows] -> [N, C, H, W], where overlapping windows are summed.
 
-    Adjacent windows need only a permutation. A quantized program uses a transposed convolution, which rounds once.
-    Other programs add the windows, because 0 * inf is NaN in a convolution. A quantized program also adds windows of
-    one row with more than ``_MAX_COL2IM_WINDOW`` elements, because the number of weights is the square of the window.
+    Windows that tile the image need only a permutation. A quantized program uses a transposed convolution, which rounds
+    once. A floating-point program adds shifted windows, because 0 * inf is NaN in a convolution. A quantized program
+    also adds windows of one row with more than ``_MAX_COL2IM_WINDOW`` elements: for windows of n elements, the
+    transposed convolution has n * n weights.
     """
     if x.dim() == 2:
         return col2im(x.unsqueeze(0), output_size, kernel, dilation, padding, stride, quantized=quantized).squeeze(0)
@@ -127,9 +128,10 @@ def broadcast_sizes(values: Sequence[int], count: int) -> list[int]:
 def compute_window_indices(
     size: int, out: int, kernel: int, stride: int, padding: int, dilation: int
 ) -> list[list[int]]:
-    """For each window element, compute its input index for every output.
+    """For each window element, compute its input index for every output of one dimension.
 
-    An index beyond an edge is replaced by the nearest index of the same window inside the input.
+    An index in the padding is replaced by the nearest index inside the input that the same window reads. Example:
+    kernel 2 and stride 2 on 4 elements give [[0, 2], [1, 3]].
     """
     starts = [i * stride - padding for i in range(out)]
     last = [start + (size - 1 - start) // dilation * dilation for start in starts]
@@ -150,8 +152,8 @@ def iterate_window_elements(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield each window element for all outputs, with its flat index in the image or volume.
 
-    ``window_indices`` has the result of ``compute_window_indices`` for each dimension that is still to be iterated.
-    ``position`` is the flat index in the dimensions before.
+    The function recurses over the spatial dimensions. ``window_indices`` has the result of ``compute_window_indices``
+    for each dimension that remains. ``position`` is the flat index in the dimensions that are already processed.
     """
     if not window_indices:
         yield x, position
@@ -169,7 +171,7 @@ def iterate_window_elements(
 
 
 def _argmax_positions(x: Tensor, window_indices: Sequence[list[list[int]]], quantized: bool) -> Tensor:
-    """Flat index of the largest element of each window. Elements are compared one after the other, as in PyTorch.
+    """Flat index of the largest element of each window. As in PyTorch: the first of equal maxima, and the last NaN.
 
     If nothing reads the indices, dead code elimination removes the comparisons. Positions are float32, because the FP
     profile has no SELECT on INT32. This is exact for images of up to 2**24 pixels. In a program that will be quantized,
@@ -213,7 +215,7 @@ decomposition(aten.max_pool3d_with_indices.default, takes_quantized=True)(partia
 
 @decomposition(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default, takes_quantized=True)
 def adaptive_max_pool(x: Tensor, output_size: Sequence[int], *, quantized: bool = False) -> tuple[Tensor, Tensor]:
-    """Adaptive max pooling of x [..., (D,) H, W]: return the maximum of each output cell, and its flat index."""
+    """Adaptive max pooling of x [..., (D,) H, W]: return the maximum of each output cell, and its flat input index."""
     spatial, maxima = len(output_size), x
     if not any(size % out for size, out in zip(x.shape[-spatial:], output_size, strict=True)):
         pool = aten.max_pool2d_with_indices if spatial == 2 else aten.max_pool3d_with_indices
@@ -227,7 +229,7 @@ def adaptive_max_pool(x: Tensor, output_size: Sequence[int], *, quantized: bool 
     return maxima, _argmax_positions(x, window_indices, quantized)
 
 
-#: Limit of max_unpool, which compares each output element with all indices of its channel.
+#: Most comparisons in max_unpool, which compares each output element with all indices of its channel.
 _MAX_COMPARISONS = 1 << 24
 
 
@@ -244,7 +246,7 @@ def max_unpool(x: Tensor, indices: Tensor, output_size: Sequence[int], *_: Any, 
 
 
 def _pool_planes_then_depth(x: Tensor, pool: Callable[..., Tensor], **window: Sequence[int]) -> Tensor:
-    """Pool x [..., D, H, W] over height and width, then over depth; each argument of ``pool`` has three sizes."""
+    """Pool x [..., D, H, W] over (H, W), then over D. ``window``: arguments of ``pool``, each (D, H, W)."""
     flat = pool(x.flatten(0, -4), **{name: sizes[1:] for name, sizes in window.items()})
     deep = flat.reshape(-1, x.shape[-3], flat.shape[-2] * flat.shape[-1])
     neutral_sizes = {"output_size": deep.shape[-1], "padding": 0}
@@ -270,14 +272,16 @@ def avg_pool3d(
 ) -> Tensor:
     """Average pooling of x [..., D, H, W] over planes, then over depth.
 
-    The divisor is the product of the divisors of both steps. With ``divisor_override``, zeros are padded explicitly.
+    Each step divides by its own window size without the elements that PyTorch does not count; the product is the 3D
+    divisor. With ``divisor_override``, x is padded with zeros first, so both steps divide by whole windows.
     """
     kernel, padding = broadcast_sizes(kernel, 3), broadcast_sizes(padding, 3)
     strides = broadcast_sizes(stride, 3) or kernel
     if divisor_override is not None:
         pads: list[int] = []
         for size, window, step, pad in zip(x.shape[-3:], kernel, strides, padding, strict=True):
-            last = -(-(size + 2 * pad - window) // step) * step if ceil_mode else 0  # start of ceil_mode's last window
+            # start of the last window with ceil_mode
+            last = -(-(size + 2 * pad - window) // step) * step if ceil_mode else 0
             pads = [pad, max(last + window - size - pad, pad) if last < size + pad else pad, *pads]
         x, padding, ceil_mode = F.pad(x, pads), [0, 0, 0], False
     pool = partial(F.avg_pool2d, ceil_mode=ceil_mode, count_include_pad=count_include_pad)

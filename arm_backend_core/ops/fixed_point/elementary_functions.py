@@ -1,7 +1,7 @@
 """Elementary functions by TABLE: 1 / v, 1 / sqrt(v), sqrt(v) and ln(v) of positive integers, and exp(v).
 
-All functions except exp look up the mantissa of the integer v and ignore the scale of v. exp has one table for its
-whole range. Qn is a fixed-point format with n fractional bits.
+All functions except exp take v as a plain integer (its scale is ignored) and look up its mantissa in a TABLE. exp has
+one TABLE for its whole range. Qn is a fixed-point format with n fractional bits.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def logarithm(v: FixedPoint) -> FixedPoint:
     """ln(v) in Q20, int32, for int32 v in [1, 2**31).
 
     A table gives ln(m) in Q15, with an error of 2**-15 from the rounding of entries and interpolation. The exponent
-    adds (31 - z) * ln(2), where z is the number of leading zeros.
+    adds (31 - z) * ln(2), where z is the number of leading zeros of v.
     """
     zeros, mantissa = _normalize(v)
     fraction = mantissa.apply_table(np.log(_MANTISSA) * (Q15_MAX + 1), 2.0**-15)
@@ -72,18 +72,18 @@ def logarithm(v: FixedPoint) -> FixedPoint:
 def exponential(v: FixedPoint, result_q: QParams) -> FixedPoint:
     """exp(v) as int16, for real v at any scale.
 
-    If ``result_q`` is int16, the exponential has its scale, so that no second rounding follows. Linear interpolation
-    between exact entries at a distance h would exceed a convex function f. The entries of the least-squares fit are
-    f - h**2 / 12 * f''; for f = exp, this is exp * (1 - h**2 / 12).
+    If ``result_q`` is int16, the exponential has the scale of ``result_q``, and the later requantization does not round
+    again. Linear interpolation between exact entries at a distance h would exceed a convex function f. The entries of
+    the least-squares fit are f - h**2 / 12 * f''; for f = exp, this is exp * (1 - h**2 / 12).
 
     Args:
         v: the exponent.
         result_q: parameters to which the caller later requantizes the exponential. The table covers each v whose
-            exponential neither rounds to 0 nor saturates in them.
+            exponential neither rounds to 0 nor saturates at these parameters.
     """
     peak = float(result_q.scale) * max(result_q.qmax - result_q.zero_point, result_q.zero_point - result_q.qmin, 1)
     scale = float(result_q.scale) if result_q.dtype is I16 else peak / Q15_MAX
-    # The last entry but one is the peak; the last one saturates.
+    # The last entry but one is the largest result. The last entry would exceed it, and saturates.
     low, high = math.log(float(result_q.scale) / 8), math.log(peak)
     half = (high - low) / (TABLE_INPUTS[-2] / Q15_MAX + 1)
     middle = low + half
@@ -94,7 +94,7 @@ def exponential(v: FixedPoint, result_q: QParams) -> FixedPoint:
     return index.apply_table(np.exp(middle + TABLE_INPUTS / Q15_MAX * half) * (1 - distance**2 / 12) / scale, scale)
 
 
-#: The mantissa m in [1, 2] at the table's points.
+#: The mantissa m, in [1, 2], that each of the 513 inputs of a TABLE stands for.
 _MANTISSA = 1.5 + TABLE_INPUTS / 65536
 
 

@@ -17,7 +17,7 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 
 I32 = DType.INT32
-_MAX_SHORT_ROW = 1024  # up to this length, rounding the squares costs at most 2**-9 of their sum (``SumOfSquares``)
+_MAX_SHORT_ROW = 1024  # up to this length, rounded squares give a sum with a relative error of 2**-9 at most
 
 
 def layer_norm(
@@ -66,9 +66,10 @@ def group_norm(
 def _apply_affine(x: FixedPoint, weight: Array | None, bias: Array | None, out: QParams) -> Value:
     """x * weight + bias in int32, converted to the result's parameters.
 
-    MUL shifts the product right by 31 bits, because NPUs would round a shift of 38 differently. The bias is rounded to
-    the product's scale. With a bias and an int16 result, the product's scale is at least the result's: a finer scale is
-    not needed. If both scales are equal, Ethos-U55 narrows the sum for free, while rescaling it costs 1.25 cycles.
+    MUL shifts the product right by 31 bits. With a shift of 38 bits, NPUs round some products differently from TOSA.
+    The bias is rounded to the product's scale. If there is a bias and the result is int16, the product's scale is at
+    least the result's scale: a finer scale is not needed. If both scales are equal, Ethos-U55 narrows the sum to int16
+    for free; a RESCALE by another factor takes 1.25 cycles an element on U55-128.
     """
     if weight is None and bias is None:
         return x.requantize(out)
@@ -99,7 +100,7 @@ def _standardize(rows: ReductionView, eps: float, out: QParams, *, centre: bool)
 
 
 def _divide_by_sqrt_eps(rows: ReductionView, eps: float, *, centre: bool) -> FixedPoint:
-    """(x - mean) / sqrt(eps), for an x of so small a scale (for example only zeros) that eps exceeds any variance."""
+    """(x - mean) / sqrt(eps), if eps exceeds every possible variance. The scale of x is tiny, for example for zeros."""
     bits = 6 if rows.x.dtype is DType.INT8 else 2
     x = rows.x.with_scale(1.0).to_int32_with_fraction_bits(bits)
     if centre:
@@ -116,13 +117,13 @@ def sum_squared_deviations_int8(rows: ReductionView, bits: int, *, centre: bool)
     """Return the sum of (x - mean)**2 with ``bits`` fractional bits, and the sum of x.
 
     Without ``centre``, the first result is the sum of (x - zero point)**2. With ``centre``, it is Q - S * S / n, with
-    the integers Q = sum(x * x) <= n * 2**14 and S = sum(x). S * S / n is S times the mean in Q22, a 64-bit product
-    inside MUL. The rounding of the mean changes the result by at most n * 2**-16, so rows of nearly equal elements are
-    accurate too. By Cauchy-Schwarz, Q >= S * S / n except for this rounding.
+    the integers Q = sum(x * x) <= n * 2**14 and S = sum(x). MUL computes S * S / n as S times the mean in Q22, with a
+    64-bit product. The rounding of the mean changes the result by at most n * 2**-16, so the result is also accurate
+    for rows of nearly equal elements. Without this rounding, the result is never negative (Cauchy-Schwarz).
     """
     x, n = rows.x.with_scale(1.0), rows.n
     squares, total = rows.sum_of(x * x), rows.sum_of(x)
-    shift = bits + round(math.log2(squares.scale))  # a sum of several parts may have a larger scale
+    shift = bits + round(math.log2(squares.scale))  # the sum of a row that is split into parts may have a larger scale
     scaled = squares.add_fraction_bits(shift) if shift > 0 else squares.drop_fraction_bits(-shift) if shift else squares
     if centre:
         mean22 = total.rescale(I32, (1 << 22) / n).with_scale(2.0**-22)
@@ -136,10 +137,11 @@ def sum_squared_deviations_int8(rows: ReductionView, bits: int, *, centre: bool)
 
 
 def _standardize_int8(rows: ReductionView, eps_in_squared_steps: float, *, centre: bool) -> FixedPoint:
-    """Standardize int8: x * g - mean * g, with g = rsqrt(V) and the exact V = n * (variance + eps) * 2**bits < 2**30.
+    """Standardize int8: x * g - mean * g, with g = rsqrt(V) and V = n * (variance + eps) * 2**bits < 2**30.
 
-    V >= 2**(bits - 1) unless a row is constant, so x * g < 2**(37 - bits / 2). The products are shifted to 30 bits.
-    Their difference is result * 2**(29 - shift) / sqrt(n * 2**bits), which has 16 fractional bits for n = 1024.
+    V >= 2**(bits - 1) unless a row is constant, so x * g < 2**(37 - bits / 2). The products are shifted right to at
+    most 30 bits. Their difference represents the result y as y * 2**(29 - shift) / sqrt(n * 2**bits). For n = 1024,
+    this format has 16 fractional bits.
     """
     n, x = rows.n, rows.x.with_scale(1.0)
     max_square = 1 << 14 if centre else 1 << 16
@@ -166,16 +168,17 @@ def _standardize_int8(rows: ReductionView, eps_in_squared_steps: float, *, centr
 class SumOfSquares:
     """Sum of squares along rows of int16 in block floating point: each row has its own exponent.
 
-    The exact sum would exceed int32. Let c = x - mean with ``bits`` fractional bits, and A = sum(abs(c)) <= 2**29.
-    ``shift`` brings A into [2**28, 2**29). With this A, sum((c << shift)**2) is in [A * A / n, A * A / 2]. Each square
-    is rounded to a multiple of 2**drop. In rows of more than _MAX_SHORT_ROW elements, each square would be too small
-    for this rounding. For such rows, ``shift`` is computed from M * A instead of A * A, with M = max(abs(c)). If
-    ``bits`` is negative, A and M are computed from the rounded c, and c << shift from the unrounded c.
+    The exact sum would exceed int32. Let c = x - mean with ``bits`` fractional bits, and A = sum(abs(c)) <= 2**29. Each
+    row is shifted left by ``shift`` bits, so that A << shift is in [2**28, 2**29). With B = A << shift, the sum of the
+    shifted squares is in [B * B / n, B * B / 2]. Each square is rounded to a multiple of 2**drop. In rows of more than
+    _MAX_SHORT_ROW elements, each square would be too small for this rounding. For such rows, ``shift`` is computed from
+    M * A instead of A * A, with M = max(abs(c)). If ``bits`` is negative, A and M are computed from the rounded c, and
+    c << shift from the unrounded c.
 
     Attributes:
         shifted: c << shift.
         shift: left shift of each row.
-        squares: sum(shifted**2) >> drop. At most 2**29, plus 1 for the rounding of each element.
+        squares: sum(shifted**2) >> drop. It is at most 2**29 + n, where n covers the rounding of each element.
         bits: number of fractional bits of c.
         drop: number of bits that are dropped from each square.
         n: number of elements of a row.
@@ -192,8 +195,8 @@ class SumOfSquares:
     def from_rows(cls, rows: ReductionView, *, centre: bool, eps_in_squared_steps: float = 0.0) -> SumOfSquares:
         """Sum the squared deviations from the mean (``centre``), or from zero.
 
-        The sum has headroom, so that ``scaled_eps(eps_in_squared_steps)`` can be added to it. ``_standardize`` passes
-        an eps of at most 2**46 squared steps. With this eps and rows of 2**16 elements, ``bits`` is -4.
+        The sum leaves room in int32 for ``scaled_eps(eps_in_squared_steps)``, which the caller adds. ``_standardize``
+        passes an eps of at most 2**46 squared steps. With this eps and rows of 2**16 elements, ``bits`` is -4.
         """
         n, x = rows.n, rows.x.with_scale(1.0)
         drop = 28 if centre else 29
@@ -215,9 +218,9 @@ class SumOfSquares:
         return cls(shifted, shift, squares, bits, drop, n)
 
     def scaled_eps(self, eps_in_squared_steps: float) -> FixedPoint:
-        """n * eps in the units of ``squares``: a mantissa that is shifted by each row's exponent.
+        """n * eps at the scale of ``squares``, where eps is ``eps_in_squared_steps`` (squared steps of x).
 
-        eps is given in squared steps of x.
+        It is a mantissa that is shifted right by an exponent of each row.
         """
         exponent, mantissa = _exponent_and_mantissa(self.n, eps_in_squared_steps)
         exponent += 2 * self.bits - self.drop
@@ -227,13 +230,13 @@ class SumOfSquares:
         return mantissas.shift_right(right_shift).with_scale(self.squares.scale)
 
     def root(self) -> FixedPoint:
-        """sqrt(sum(c * c)) at the scale of x."""
+        """sqrt(sum(c * c)) in steps of x."""
         root = sqrt(self.squares.with_scale(1.0))  # at the scale of c, times 2**shift
         return root.shift_right(self.shift).with_scale(2.0 ** (-self.bits + self.drop / 2 - 14))
 
 
 def _normalizing_shift(magnitude: FixedPoint, rows: ReductionView, is_rounded: bool) -> FixedPoint:
-    """Left shift of each row, from ``magnitude`` = abs(c). If ``is_rounded``, an element may be larger by one."""
+    """Left shift of each row, from ``magnitude`` = abs(c). If ``is_rounded``, the exact abs(c) may be larger by 1."""
     total = rows.sum_of(magnitude, peak=1 << 29)
     zeros = (total + rows.n if is_rounded else total).leading_zeros()
     if rows.n <= _MAX_SHORT_ROW:

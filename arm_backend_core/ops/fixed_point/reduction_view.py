@@ -16,7 +16,7 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value, prod
 
 I32 = DType.INT32
-_MAX_ELEMENTS = 1 << 22  # a sum of 2**22 int16 magnitudes that fits 29 bits keeps 8 bits of each element
+_MAX_ELEMENTS = 1 << 22  # a sum of 2**22 int16 needs 37 bits: to fit 29 bits, it loses the low 8 bits
 
 #: U85 sums up to ``_FEW_ROWS`` rows of more than ``_SLOW_ROW`` elements faster in parts of ``_FAST_PART``: a variance
 #: of 16,384 int8 elements takes 24,426 instead of 107,136 cycles on U85-256. Rows of ``_MAX_EXACT_ROW`` or more
@@ -26,11 +26,12 @@ _FEW_ROWS, _SLOW_ROW, _FAST_PART, _MAX_EXACT_ROW = 8, 1024, 512, 1 << 15
 
 @dataclass(frozen=True)
 class ReductionView:
-    """A quantized tensor that is reduced along one axis, in rows of ``n`` elements.
+    """A quantized tensor that is reduced along one axis. A row is the ``n`` elements that are reduced to one.
 
     A single axis stays in place, because a RESHAPE may copy the tensor. Several axes are merged into one. If they are
     not adjacent, they are first moved to the end. A row that is longer than MAX_EXTENT, or that the NPU sums faster in
-    parts, is split into ``parts`` of equal length, which lie along axis ``axis`` - 1.
+    parts, is split into ``parts`` of equal length: the axis before ``axis`` then has the parts, and ``axis`` has the
+    elements of a part.
 
     Attributes:
         x: the stored integers. The zero point is not subtracted, because it cancels in differences between elements.
@@ -85,11 +86,11 @@ class ReductionView:
 
     @property
     def row_axes(self) -> tuple[int, ...]:
-        """The axes of ``x`` along which the elements of a row lie: elements of a part, then parts."""
+        """The axes of ``x`` to reduce: the elements of a part, then the parts if rows are split."""
         return (self.axis,) if self.parts == 1 else (self.axis, self.axis - 1)
 
     def restore(self, y: Value) -> Value:
-        """Reshape and transpose ``y``, which has the size of the view, to the original tensor's shape."""
+        """Reshape and transpose ``y``, a tensor in the layout of the view, to the original tensor's shape."""
         y = self.x.b.reshape(y, [self.shape[axis] for axis in self.order])
         return self.x.b.transpose(y, [self.order.index(axis) for axis in range(len(self.order))])
 
@@ -99,7 +100,7 @@ class ReductionView:
         return np.asarray(weights, dtype=np.float64).reshape(shape)
 
     def max(self) -> FixedPoint:
-        """Maximum of each row. Along the last dimension, ``maximum_along`` takes a quarter of REDUCE_MAX's cycles."""
+        """Maximum of each row. Along the last dimension, REDUCE_MAX takes four times as long as ``maximum_along``."""
         if self.axis == self.x.value.rank - 1:
             return self.max_of(self.x)
         value = self.x.value
@@ -126,9 +127,9 @@ class ReductionView:
     def sum_of(self, x: FixedPoint, peak: int | None = None) -> FixedPoint:
         """Sum along the rows of ``x``, a tensor with the shape of the view; int32. For ``peak`` see ``FixedPoint.mul``.
 
-        On NPUs, rows of two elements use ADD, which has no size limit. ADD takes a fifth of REDUCE_SUM's cycles on U55
-        and U65, and a fortieth on U85. If the sum of all parts could exceed 32 bits, the sums of the parts are shifted
-        right first.
+        On NPUs, ADD sums rows of two elements. It has no size limit, and takes a fifth of the cycles of REDUCE_SUM on
+        U55 and U65, and a fortieth on U85. If the sum of all parts of a row could exceed 32 bits, the sums of the parts
+        are shifted right before they are added.
         """
         if self.n != 2 or peak is not None or not x.b.target.hardware.is_npu:
             total = x.to_int32().sum(self.axis, peak)
@@ -142,7 +143,7 @@ class ReductionView:
 
 def _count_parts(n: int, is_slow: bool) -> int | None:
     """The number of equal parts into which to split a row of ``n`` elements; None if parts would exceed MAX_EXTENT."""
-    if is_slow:  # prime factors may leave parts that are too short to be fast
+    if is_slow:  # if n has a large prime factor, equal parts may be too short to be fast
         parts = next(parts for parts in range(-(-n // _FAST_PART), n + 1) if n % parts == 0)
         if n // parts >= _FAST_PART // 8:
             return parts
@@ -150,7 +151,7 @@ def _count_parts(n: int, is_slow: bool) -> int | None:
 
 
 def _is_slow_sum(b: Builder, x: Value, axes: Sequence[int], n: int) -> bool:
-    """Whether the NPU sums the last ``axes``, ``n`` elements, faster in parts (U85)."""
+    """Whether ``axes`` are the last axes and the NPU (U85) sums their ``n`` elements faster in parts."""
     are_last = list(axes) == list(range(x.rank - len(axes), x.rank))
     return b.target.hardware.chains and are_last and x.size <= _FEW_ROWS * n and _SLOW_ROW < n < _MAX_EXACT_ROW
 

@@ -21,8 +21,8 @@ I32 = DType.INT32
 def mean(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams) -> Value:
     """Mean over ``axes``, as with ``keepdim=True``.
 
-    The only error is the rounding of the result, unless the sum of an int16 row could exceed 32 bits
-    (``ReductionView.sum_of``).
+    The only error is the rounding of the result. An int16 row whose sum could exceed 32 bits also loses low bits of the
+    sum (``ReductionView.sum_of``).
 
     Raises:
         Unsupported: under the conditions of ``ReductionView.from_tensor``.
@@ -33,7 +33,7 @@ def mean(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams) ->
 
 
 def sum_(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams) -> Value:
-    """Sum over ``axes``, as with ``keepdim=True``. Rounding errors are those of ``mean``.
+    """Sum over ``axes``, as with ``keepdim=True``. It has the same rounding errors as ``mean``.
 
     Raises:
         Unsupported: under the conditions of ``ReductionView.from_tensor``.
@@ -44,8 +44,8 @@ def sum_(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams) ->
 def reduce_max(b: Builder, x: Value, q: QParams, axis: int) -> Value:
     """Maximum of int8 or int16 along one axis. See ``ReductionView.max`` for the cycles.
 
-    The result has one element for each row. Its shape is that of ``keepdim=True``, unless the view splits rows into
-    parts. The caller reshapes it.
+    The result has one element for each row of the ``ReductionView``. The caller reshapes it: if the view splits rows
+    into parts, its shape is not the shape of ``keepdim=True``.
 
     Raises:
         Unsupported: under the conditions of ``ReductionView.from_tensor``.
@@ -56,12 +56,12 @@ def reduce_max(b: Builder, x: Value, q: QParams, axis: int) -> Value:
 def var(b: Builder, x: Value, q: QParams, axes: Sequence[int], correction: float, out: QParams) -> Value:
     """Variance: the sum of (x - mean)**2 over ``axes``, divided by (count - correction), as with ``keepdim=True``.
 
-    For int8, the error is at most 2**-6 squared steps. For int16, each square is rounded so that the sum of n of the
-    largest possible squares fits, which costs log2(n) bits. This error is below one step of an int16 result unless the
-    result's range is much smaller than the input's.
+    For int8, the error is at most 2**-6 squared steps. For int16, each square loses log2(n) low bits, so that the sum
+    of the n largest possible squares fits INT32. This error is below one step of an int16 result, unless
+    the range of the result is much smaller than the range of the input.
 
     Raises:
-        Unsupported: under the conditions of ``ReductionView.from_tensor``; or the scale of the result of an int16 x is
+        Unsupported: under the conditions of ``ReductionView.from_tensor``; or x is int16, and the result's scale is
             below the scale of the sum of squares.
     """
     rows = ReductionView.from_tensor(b, x, q, axes, "var")
@@ -101,7 +101,7 @@ def std(b: Builder, x: Value, q: QParams, axes: Sequence[int], correction: float
 
 
 def _sum_squared_deviations_in_30_bits(rows: ReductionView) -> tuple[FixedPoint, int]:
-    """Return the sum of (x - mean)**2 with ``bits`` fractional bits, below 2**30, and ``bits``."""
+    """Return the sum of (x - mean)**2 as integers below 2**30, and their number of fractional bits."""
     bits = min(14, math.floor(29.9 - math.log2(rows.n * (1 << 14))))
     return sum_squared_deviations_int8(rows, bits, centre=True)[0], bits
 

@@ -18,12 +18,12 @@ from arm_backend_core.tosa.graph import Value
 
 @dataclass(frozen=True, eq=False)
 class FixedPointQuotient:
-    """The quotient x / unit in fixed point: value * 2**-fraction_bits * step.
+    """The quotient x / divisor in fixed point: value * 2**-fraction_bits * step.
 
     Attributes:
         value: INT32.
         fraction_bits: number of fractional bits, at most 28.
-        step: 1, or a larger power of two if x / unit reaches 2**29.
+        step: 1. If x / divisor reaches 2**29, it is a larger power of two, so that ``value`` fits INT32.
     """
 
     value: FixedPoint
@@ -31,30 +31,30 @@ class FixedPointQuotient:
     step: float
 
     @classmethod
-    def from_division(cls, x: FixedPoint, unit: float = 1.0) -> FixedPointQuotient:
-        """Divide x by ``unit`` > 0, with as many fractional bits as RESCALE allows."""
-        bits = min(29 - math.frexp(x.max_abs / unit)[1], 28)
-        value = x.rescale(DType.INT32, x.scale / unit * 2.0**bits)
+    def from_division(cls, x: FixedPoint, divisor: float = 1.0) -> FixedPointQuotient:
+        """Divide x by ``divisor`` > 0, with as many fractional bits as RESCALE allows."""
+        bits = min(29 - math.frexp(x.max_abs / divisor)[1], 28)
+        value = x.rescale(DType.INT32, x.scale / divisor * 2.0**bits)
         return cls(value.with_scale(1.0), max(bits, 0), 2.0 ** max(-bits, 0))
 
     def floor(self, offset: FixedPoint | int = 0) -> FixedPoint:
-        """x / unit + offset * 2**-fraction_bits, rounded down.
+        """x / divisor + offset * 2**-fraction_bits, rounded down.
 
         RESCALE rounds half up, so half of 2**fraction_bits is subtracted first.
         """
         return self._nearest(self.value + offset - (1 << self.fraction_bits >> 1))
 
     def ceil(self) -> FixedPoint:
-        """x / unit rounded up."""
+        """x / divisor rounded up."""
         return self.floor((1 << self.fraction_bits) - 1)
 
     def trunc(self) -> FixedPoint:
-        """x / unit rounded towards zero: negative numbers are rounded up, others down."""
+        """x / divisor rounded towards zero: negative numbers up, positive numbers down."""
         negative = self.value.minimum(0).maximum(-1)
         return self.floor(negative.mul(1 - (1 << self.fraction_bits)).with_scale(1.0))
 
     def round(self) -> FixedPoint:
-        """x / unit rounded half to even. RESCALE rounds half up; if a tie gives an odd number, 1 is subtracted."""
+        """x / divisor rounded half to even. RESCALE rounds half up; where that makes a tie odd, subtract 1."""
         rounded_half_up = self._nearest(self.value)
         is_odd = (rounded_half_up.rescale(DType.INT32, 0.5).refine_scale(2) - rounded_half_up).assume_range(0, 1)
         minus_one_at_tie = (
@@ -63,7 +63,7 @@ class FixedPointQuotient:
         return rounded_half_up + minus_one_at_tie * is_odd
 
     def remainder(self, quotient: FixedPoint) -> FixedPoint:
-        """x / unit - quotient, with ``fraction_bits`` fractional bits."""
+        """x / divisor - quotient, with ``fraction_bits`` fractional bits."""
         one = 1 << self.fraction_bits
         return (self.value - quotient.mul(one).with_scale(1.0)).assume_range(-one, one)
 
@@ -91,13 +91,13 @@ def divide_by_constant(
 ) -> Value:
     """x / y rounded by ``method``; with ``return_remainder``, the remainder of this division instead.
 
-    For a negative y, ``method`` rounds -x / y, and the quotient is negated.
+    ``method`` rounds x / abs(y). If y is negative, the rounded quotient is then negated.
     """
-    dividend, unit = cx.to_fixed_point(x), abs(y)
-    if return_remainder:  # all divisors beyond the ranges of x and result give the same remainder
-        unit = min(unit, 2 * (dividend.max_abs + cx.q.max_abs))
-    fixed = FixedPointQuotient.from_division(dividend, unit)
+    dividend, divisor = cx.to_fixed_point(x), abs(y)
+    if return_remainder:  # all divisors above this limit give the same result after saturation
+        divisor = min(divisor, 2 * (dividend.max_abs + cx.q.max_abs))
+    fixed = FixedPointQuotient.from_division(dividend, divisor)
     result = method(fixed)
     if return_remainder:
-        return fixed.remainder(result).with_scale(fixed.step * unit * 2.0**-fixed.fraction_bits).requantize(cx.q)
+        return fixed.remainder(result).with_scale(fixed.step * divisor * 2.0**-fixed.fraction_bits).requantize(cx.q)
     return (result if y > 0 else result.full_like(0) - result).with_scale(fixed.step).requantize(cx.q)

@@ -20,9 +20,9 @@ I16, I32 = DType.INT16, DType.INT32
 #: Range of the exponential's argument: exp(-EXP_INPUT_RANGE) * Q15_MAX = 0.5, so the exponentials of elements further
 #: below the maximum round to 0.
 EXP_INPUT_RANGE = math.log(2 * Q15_MAX)
-#: Longest row without further tables. Each exponential has an error of up to half a step, so the sum of n exponentials,
-#: which is at least Q15_MAX, has an error of up to n / 2. Up to this row length, this error cannot change an int8
-#: probability by a step.
+#: Longest row whose exponentials are summed from a single table (see ``_sum_exponentials``) for an int8 result. Each
+#: exponential has an error of up to half a step, so the sum of n exponentials, which is at least Q15_MAX, has an error
+#: of up to n / 2. Up to this row length, this error cannot change an int8 probability by a step.
 MAX_PLAIN_ROW_LENGTH = 224
 #: Factor by which a second table scales the small exponentials of a long sum.
 TAIL_GAIN = 64
@@ -31,8 +31,9 @@ TAIL_GAIN = 64
 def softmax(b: Builder, x: Value, q: QParams, axis: int, out: QParams) -> Value:
     """Softmax over ``axis``: exp(x - max) / sum(exp(x - max)).
 
-    The result is the product of two int16: the exponential e, and r = k / sum(e). The constant k makes r <= Q15_MAX.
-    Each rounding changes a probability by at most 2**-16. ``_sum_exponentials`` bounds the error of the sum.
+    The result is the product of two int16: the exponential e, and r = k / sum(e). The constant k is chosen such that
+    r <= Q15_MAX. The roundings of e and r each change a probability by at most 2**-16. ``_sum_exponentials`` bounds the
+    error of the sum.
 
     Raises:
         Unsupported: under the conditions of ``ReductionView.from_tensor``; a row is too long; or the result's scale is
@@ -93,16 +94,16 @@ def _convert_scale(x: FixedPoint, scale: float, inverse_scale: float) -> FixedPo
 class _ExpTableIndex:
     """Affine map from x - reference to a table index: (x - reference + distance) * factor.
 
-    The index 0 stands for an x that is ``distance`` steps below the reference (0 steps for int8).
+    ``distance`` is the number of steps between the reference and the x at index 0 (0 for int8).
 
     Attributes:
         rows: the input.
         reference: the row's maximum, or one step of x above it; int32 at the scale of x.
-        start: reference - distance, in units of ``stride`` steps of x.
+        start: the x at index 0, reference - distance, in units of ``stride`` steps of x.
         stride: number of steps of x in one unit of ``start``.
         factor: number of table indices in one step of x.
         exp_zero_value: the table value that represents exp(0).
-        min_value_at_maximum: the smallest table value that the row's maximum can have.
+        min_value_at_maximum: lower bound of the table value of the row's maximum.
         exact_entries: exp_zero_value * exp(x - reference) at the table's 513 inputs, not rounded.
     """
 
@@ -116,11 +117,11 @@ class _ExpTableIndex:
     exact_entries: Array
 
     def look_up(self, values: Array, variant: int) -> FixedPoint:
-        """Look up ``values`` (513 entries) at the index. Each ``variant`` emits SUB and RESCALEs of its own.
+        """Look up ``values`` (513 entries) at the index. Each table of a row has another ``variant`` number.
 
-        A TABLE fuses with its SUB, and a SUB with its RESCALEs, only if each has a single reader. So every table gets
-        its own SUB and RESCALEs. Variants differ in the zero point (int8) or in powers of two (int16), so that common
-        subexpression elimination does not merge them.
+        Vela fuses a SUB into the TABLE, and RESCALEs into the SUB, only if each has a single reader. So every table
+        gets a SUB and RESCALEs of its own. Variants differ in the zero point (int8) or in powers of two (int16), so
+        that common subexpression elimination does not merge them.
         """
         is_int8 = self.rows.x.dtype is DType.INT8
         gain, zero_point = (1.0, variant) if is_int8 else (2.0**variant, 0)
@@ -133,7 +134,7 @@ class _ExpTableIndex:
 def _exponentials(rows: ReductionView, *, precise: bool) -> tuple[_ExpTableIndex, FixedPoint, FixedPoint]:
     """Return the table index, exp(x - reference) as int16, and its sum along the rows.
 
-    ``precise`` limits the error of the sum more strictly, for results other than int8.
+    ``precise`` splits the sum of rows of more than 8 elements (see ``_sum_exponentials``), for results other than int8.
     """
     _require_row_length(65536, rows)
     split = rows.n > (8 if precise else MAX_PLAIN_ROW_LENGTH)
@@ -156,11 +157,11 @@ def _exponentials(rows: ReductionView, *, precise: bool) -> tuple[_ExpTableIndex
 def _sum_exponentials(table_index: _ExpTableIndex, value: FixedPoint, split: bool) -> FixedPoint:
     """Sum of the exponentials.
 
-    Rounding errors of up to half a step may add up to n / 2 steps, that is n * 2**-16 of the sum. With ``split``,
-    further tables reduce this error. For int8, a second table holds the rounding remainders of the first one in Q29.
-    For int16, interpolation makes the remainders irregular. So the sum comes from two tables that split the range at
-    e = 1 / TAIL_GAIN. The lower table is scaled by TAIL_GAIN, which divides the rounding errors of its elements by
-    TAIL_GAIN.
+    Rounding errors of up to half a step may add up to n / 2 steps, a relative error of the sum of n * 2**-16. With
+    ``split``, more tables reduce this error. For int8, a second table has the rounding errors of the first table's
+    entries in Q29, and their sum is added. For int16, interpolation makes the errors irregular. So two other tables are
+    summed: one for exponentials of at least 1 / TAIL_GAIN, one for smaller exponentials. The latter is scaled by
+    TAIL_GAIN, which divides the rounding errors of its elements by TAIL_GAIN.
     """
     rows, exact = table_index.rows, table_index.exact_entries
     if not split:
@@ -192,11 +193,11 @@ def _table_index_int8(rows: ReductionView) -> _ExpTableIndex:
 def _table_index_int16(rows: ReductionView, input_range: float) -> _ExpTableIndex:
     """Table index for int16: 512 intervals of h = ``input_range`` / 512; the row's maximum maps near 32767.
 
-    Interpolation has a relative error of h * h / 8: 2**-14 for h = 0.022, the value if the sum is not split. Entries
-    below the exact values halve this error. The rounding of the index adds at most 2**-13.5 of e. SUB is one NPU
-    operation only if ``start`` is int16, so ``start`` is halved. If maximum - distance is odd, ``reference`` is then
-    one step of x above the maximum, and all exponentials are smaller by the same factor. If a step of x is 1 / 16 or
-    more, that would cost too much precision, and ``start`` stays int32.
+    Interpolation has a relative error of h * h / 8. If the sum is not split, h is 0.022, and the error is 2**-14.
+    Entries below the exact values halve this error. The rounding of the index adds a relative error of at most
+    2**-13.5. SUB is one NPU operation only if ``start`` is int16, so ``start`` is halved. If maximum - distance is odd,
+    ``reference`` is one step of x above the maximum, and all exponentials are smaller by the same factor. If a step of
+    x is 1 / 16 or more, this factor would cost too much precision, so ``start`` stays int32.
     """
     scale = min(rows.x.scale, 2 * input_range)  # at this scale, one step below the maximum already gives 0
     top = rows.max().rescale(I32, 1.0)
@@ -209,7 +210,7 @@ def _table_index_int16(rows: ReductionView, input_range: float) -> _ExpTableInde
         reference = start.rescale(I32, 2.0) + distance
         least = one * math.exp(-scale)
     exact = np.minimum(np.exp((TABLE_INPUTS / factor - distance) * scale) * one, Q15_MAX)
-    if factor < Q15_MAX:  # else the maximum and all elements that matter fall on table inputs
+    if factor < Q15_MAX:  # else the maximum and all elements whose exponential is not 0 fall on table inputs
         exact *= 1 - (128 * scale / factor) ** 2 / 16
     exact[0] *= factor == 1.0  # the index of all smaller elements saturates to entry 0
     return _ExpTableIndex(rows, reference, start, stride, factor, one, least, exact)
