@@ -69,7 +69,7 @@ def record_warnings() -> Iterator[list[str]]:
 
 
 @contextmanager
-def warn_once() -> Iterator[None]:
+def deduplicate_warnings() -> Iterator[None]:
     """Issue each message of ``warn`` once inside the block, for functions that may run an export twice."""
     token = _issued.set(set())
     try:
