@@ -103,12 +103,14 @@ PASSES = (
     ),
     ScheduledPass(
         booleans.lower_bool_to_int8,
-        "TABLEs have replaced int8 chains that contain comparisons. In the next round, other comparisons can join "
-        "chains.",
+        "TABLEs have replaced the int8 chains that contain comparisons. This pass makes the other comparisons int8, so "
+        "that chains of the next round can contain them.",
         BOOLEANS_LOWERED,
     ),
     ScheduledPass(
-        hoist_reshapes, "It hoists the RESHAPEs that simplify sank and that no pass merged.", BOOLEANS_LOWERED
+        hoist_reshapes,
+        "It moves back RESHAPEs that ``simplify`` moved towards the outputs and that no pass merged.",
+        BOOLEANS_LOWERED,
     ),
 )
 

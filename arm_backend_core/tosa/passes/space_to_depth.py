@@ -115,9 +115,9 @@ class _ConvCostModel:
     is_int16: bool
 
     def cycles(self, rows: _ConvAxis, columns: _ConvAxis, in_channels: int, out_channels: int) -> float:
-        """Estimate the cycles of a convolution: start cycles, and per pixel the maximum of MAC and write cycles.
+        """Estimate the cycles of a convolution: start cycles, and per output pixel the maximum of MAC and write cycles.
 
-        Writing one result takes 1 cycle on U55-128 and 0.25 cycles on U85-256. The MAC cycles are the minimum over the
+        Writing one output element takes 1 cycle on U55-128 and 0.25 cycles on U85-256. The MAC cycles are the minimum over the
         two block traversals: part-kernel-first reads 8 channels a step, depth-first 32.
         """
         hardware, macs = self.target.hardware, self.target.macs
