@@ -117,8 +117,8 @@ class _ConvCostModel:
     def cycles(self, rows: _ConvAxis, columns: _ConvAxis, in_channels: int, out_channels: int) -> float:
         """Estimate the cycles of a convolution: start cycles, and per output pixel the maximum of MAC and write cycles.
 
-        Writing one output element takes 1 cycle on U55-128 and 0.25 cycles on U85-256. The MAC cycles are the minimum over the
-        two block traversals: part-kernel-first reads 8 channels a step, depth-first 32.
+        Writing one output element takes 1 cycle on U55-128 and 0.25 cycles on U85-256. The MAC cycles are the minimum
+        over the two block traversals: part-kernel-first reads 8 channels a step, depth-first 32.
         """
         hardware, macs = self.target.hardware, self.target.macs
         assert macs is not None
