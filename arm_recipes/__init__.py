@@ -91,7 +91,7 @@ __all__ = [
     "tune",
 ]
 
-#: Public name -> module that defines it, for modules that import neither PyTorch nor ExecuTorch.
+#: {public name: module that defines it}, for modules that import neither PyTorch nor ExecuTorch.
 _LAZY_IMPORTS_WITHOUT_TORCH = {
     "AccuracyError": "arm_recipes._internal.errors",
     "ArmBackendError": "arm_backend_core.errors",
@@ -114,7 +114,7 @@ _LAZY_IMPORTS_WITHOUT_TORCH = {
     "Tuned": "arm_recipes.explore.tune.result",
     "VelaProgram": "arm_recipes.runtime.vela_program",
 }
-#: Public name -> module that defines it, for modules that import PyTorch and ExecuTorch.
+#: {public name: module that defines it}, for modules that import PyTorch and ExecuTorch.
 _LAZY_IMPORTS_WITH_EXECUTORCH = {
     "ArmRecipe": "arm_recipes.recipe.recipe",
     "ArmRecipeProvider": "arm_recipes.provider",

@@ -56,12 +56,12 @@ def export(
             recipe has ``calibration_samples``. Inputs are tensors or NumPy arrays; numbers, booleans, strings and None
             become constants of the program. Default: the example inputs of an ``ExportedProgram``.
         labels (iterable or True, optional): class labels, one for each batch item of the samples, in their order. The
-            report then has the expected top-1 accuracy: of the model in floating point, of the quantized program (both
-            run in PyTorch), and the drop. True: the labels follow the inputs in each sample, as in the batches of a
-            ``DataLoader`` or in ``[(x, label)]``. Default: None, no accuracy.
+            report then contains the expected top-1 accuracy: the accuracy of the floating-point model, the accuracy of
+            the quantized program, and the difference. Both are computed in PyTorch. True: the labels follow the inputs
+            in each sample, as in the batches of a ``DataLoader`` or in ``[(x, label)]``. Default: None, no accuracy.
         metric (callable, optional): ``metric(outputs, sample)`` returns a number, higher is better. The report has its
             mean over the samples in place of the top-1 accuracy. A sample may have further items after the inputs, such
-            as the target: ``metric`` gets them, the model does not.
+            as the target. ``metric`` receives them, but the model does not.
         output (str or Path, optional): write the ``.pte`` to this path. The path is checked before compilation starts.
         dynamic_shapes (dict, tuple or list, optional): dynamic dimensions, as in ``torch.export.export``; for several
             methods, a dict by method name. Requires ``sizes``, because Arm targets are compiled for fixed shapes.
@@ -76,7 +76,7 @@ def export(
             whatever the memory format of the samples. The NPU computes in NHWC, so the program needs no transpose at
             its inputs. Without this option, the report shows the cycles of these transposes. Default: False.
         verify (bool): run up to four samples of each method and compare every Ethos-U delegate with the TOSA reference
-            model, bit by bit. For methods that run on the CPU with int8 kernels only, such as those of
+            model, bit by bit. For methods that run entirely in int8 kernels on the CPU, such as those of
             ``CORTEX_M_INT8``, compare the outputs with a second implementation of the kernels. Takes about a second per
             sample for MobileNetV2. The first call needs a C++ compiler. Default: False.
         cache_dir (str or Path, optional): a folder that caches compiled programs; it is created if needed. The cache

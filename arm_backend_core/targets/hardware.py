@@ -147,7 +147,7 @@ _BUGS_OF_ALL_FAMILIES = (
     *(
         "sliced",
         "sliced_rank",
-        "column",
+        "reduced_column",
         "joined",
         "padded_zero",
         "padded_images",
@@ -155,7 +155,7 @@ _BUGS_OF_ALL_FAMILIES = (
         "cancelled_result",
     ),
     *("returned_view", "dilated", "unclipped", "unclipped_scaled", "unclipped_move", "joined_again"),
-    *("clipped_rescale", "reshaped_parts"),
+    *("clipped_rescale", "duplicated_for_reshape"),
 )
 _U65 = Hardware(
     unsupported=frozenset((*_BITWISE, *_LOGICAL, *_COMPARISON_SELECT, "GATHER", "SCATTER", "INTDIV")),
@@ -180,8 +180,15 @@ _U65 = Hardware(
             "clamped_cast",
             "unequal_scales",
         ),
-        *("scaled_maximum", "channel_scales", "one_of_five", "reshaped_broadcast", "joined_table", "activation"),
-        *("rescaled_part", "rescaled_parts", "joined_rescale", "joined_upsampling"),
+        *(
+            "scaled_maximum",
+            "channel_scales",
+            "scalar_broadcast",
+            "reshaped_broadcast",
+            "joined_table",
+            "batched_activation",
+        ),
+        *("rescaled_part", "duplicated_for_slice", "joined_rescale", "joined_upsampling"),
     ),
     axes_lost_on_split=partial(
         find_axes_lost_on_split,
@@ -217,10 +224,10 @@ _U85 = Hardware(
         *(
             "transposed_table",
             "two_tables",
-            "activation",
+            "batched_activation",
             "sliced_growth",
             "chained_cast",
-            *("rescaled_once", "rescaled_choice", "rescaled_cast", "shifted_cast", "unclipped_term", "long_scale"),
+            *("lost_scale", "lost_scale_in_select", "rescaled_cast", "shifted_cast", "unclipped_term", "long_scale"),
         ),
     ),
     axes_lost_on_split=partial(

@@ -1,4 +1,4 @@
-"""TOSA reference model: execute a TOSA flatbuffer on it.
+"""TOSA reference model: execute a TOSA flatbuffer in Arm's reference implementation.
 
 The model runs in a separate process, because an index out of range or a damaged flatbuffer can crash it. The model also
 prints to the terminal, which can be suppressed only for a whole process.

@@ -21,8 +21,8 @@ def serialize(graph: Graph, *, locations: bool = False, target: Target | None = 
 
     Args:
         locations: also write the fx node, ATen operator and source line of each operator.
-        target: the target that accepts ``graph``. The written TOSA version is the oldest that has all operators in the
-            profiles of ``target``; without a target, in any profile.
+        target: the target that accepts ``graph``. The written TOSA version is the oldest one whose profiles contain all
+            operators of ``graph``. Only the profiles of ``target`` are considered; without a target, all profiles.
     """
     return _Writer(graph, locations, target).write()
 

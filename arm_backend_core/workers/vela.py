@@ -51,7 +51,7 @@ class VelaConfiguration:
         core_clock: Hz.
         arena_on_second_port: whether activations are placed behind the second AXI port.
         const_memory: memory that holds the constants, for example ``OffChipFlash``.
-        arena_cache_size: limit of SRAM in bytes; there is no limit if it is equal to ``address_space``.
+        arena_cache_size: number of SRAM bytes that Vela may use; no limit if it is equal to ``address_space``.
         address_space: bytes that the NPU can address.
     """
 
@@ -69,8 +69,8 @@ def prestart(*, parses_flags: bool = True) -> None:
     """Start the worker process in the background, so that its start-up time overlaps other work.
 
     Args:
-        parses_flags: if True, the process imports the command line parser when it starts, which takes 0.3 s; if False,
-            in the first call of ``parse_command_line``.
+        parses_flags: whether the caller will parse flags. If True, the process imports Vela's command line parser when
+            it starts, and is ready after 0.3 s. If False, the first call of ``parse_command_line`` imports the parser.
     """
     _worker.prestart(*[PARSER_OPTION] * parses_flags)
 
@@ -134,7 +134,7 @@ def config_folder() -> Path:
 
 
 def parse_command_line(argv: tuple[str, ...]) -> VelaConfiguration:
-    """Parse ``argv`` with Vela's command line, and return the configuration. ``argv`` does not name a network.
+    """Parse ``argv`` as Vela's command line does, and return the configuration. ``argv`` must not name a network.
 
     Raises:
         InvalidFlagsError: the argument parser rejected a flag.
@@ -169,13 +169,13 @@ def compile_tosa(
 
 
 def split_weights(requests: Sequence[tuple[bytes, list[int]]]) -> list[list[bytes]]:
-    """Encode weights for U55 and U65 again, in parts of output channels.
+    """Split encoded weights for U55 and U65 along the output channels: decode them, and encode each part.
 
     Args:
-        requests: (encoded weights, output channels of each part) of each convolution.
+        requests: for each convolution, its encoded weights and the number of output channels in each part.
 
     Returns:
-        The encoded parts of each convolution; an empty list if its weights cannot be split.
+        For each convolution, the encoded parts; an empty list if its weights cannot be split.
 
     Raises:
         WorkerError: the encoder raised an exception.

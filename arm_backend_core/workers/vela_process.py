@@ -1,6 +1,6 @@
 """Worker script of Vela; ``worker.Worker`` starts it.
 
-It does not import torch, so it is ready in 0.1 s, and with the argument ``PARSER_OPTION`` in 0.3 s.
+It does not import torch, so it is ready after 0.1 s; with the argument ``PARSER_OPTION``, after 0.3 s.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse_command_line(argv: list[str]) -> dict[str, Any]:
-    """Resolve ``argv`` with Vela's command line, without compiling.
+    """Parse ``argv`` as Vela's command line does, without compiling.
 
     Returns:
         The arguments of Vela's C++ core, the NPU's clock, and the properties of the memory configuration.

@@ -65,7 +65,7 @@ class Reply:
 
 
 class Worker:
-    """A process that serves one request at a time; a lock serializes threads.
+    """A process that serves one request at a time. Calls from several threads wait for each other.
 
     Args:
         script: Python file that reads requests from its standard input and writes replies to its standard output.

@@ -1,4 +1,4 @@
-"""Compile lock: threads capture or compile one after the other; and a check for forked processes.
+"""Compile lock: only one thread captures or compiles at a time. Also a check that PyTorch works after a fork.
 
 ``torch.export`` and ExecuTorch's passes keep their state in global variables, so two threads would corrupt it.
 """
@@ -17,12 +17,13 @@ from contextlib import contextmanager
 from arm_recipes._internal.errors import ExportError
 
 _IMPORT_PID = os.getpid()
-#: Seconds that a parallel operator may take in a forked process. It takes milliseconds, or hangs.
+#: Seconds after which the probe, a parallel operator in a forked process, is considered to hang. Otherwise, it takes
+#: milliseconds.
 _PROBE_SECONDS = 15.0
-#: Number of elements of the probe: 8 times the number from which PyTorch computes in parallel.
+#: Number of elements of the probe's operand: 8 times the minimum for which PyTorch computes in parallel.
 _PROBE_ELEMENTS = 8 * 32768
 _lock = threading.RLock()
-#: Processes and threads whose probe has succeeded.
+#: (process id, thread id) for which the probe has succeeded.
 _probed: set[tuple[int, int]] = set()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-#: Method of a tensor that converts it to a dtype. Other dtypes need ``.to``.
+#: {dtype: method that converts a tensor to it}. Other dtypes need ``.to``.
 _DTYPE_METHODS = {
     "float32": ".float()",
     "float16": ".half()",

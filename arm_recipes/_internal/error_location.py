@@ -24,13 +24,14 @@ _STATIC_SHAPES = (
     "shapes and branches must not depend on the values of tensors: use torch.where, a mask, or a fixed number of "
     "elements (topk)"
 )
-#: PyTorch's name of a number that depends on data, such as "u0" or "zuf0". Users do not know these names.
+#: PyTorch's name of a number that depends on data, such as "u0" or "zuf0". Users do not know these names, so messages
+#: do not contain them.
 _UNBACKED_SYMBOL = re.compile(r"\b(u|zuf)\d+\b")
 _PAD_SEQUENCES = (
     "packed sequences have sizes that depend on the lengths: run the layer on the padded batch, and select the output "
     "of each sequence's last step, y[torch.arange(n), lengths - 1]"
 )
-#: Substring of an exception's text -> advice how to change the model.
+#: {substring of an exception's text: advice how to change the model}.
 _ADVICE_BY_SUBSTRING = {
     "data-dependent": _STATIC_SHAPES,
     "unbacked symbol": _STATIC_SHAPES,
@@ -45,7 +46,7 @@ def is_library_file(file: str) -> bool:
 
 
 def is_argument_error(error: BaseException) -> bool:
-    """Whether this package raised the exception about a wrong argument, so that its message addresses the user."""
+    """Whether ``error`` is a ValueError or TypeError that this package raised; its message then addresses the user."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return (
         isinstance(error, (ValueError, TypeError))
@@ -113,7 +114,7 @@ def _involves_packed_sequence(error: Exception) -> bool:
 
 
 def _find_submodule_and_line(error: Exception, modules: Iterable[torch.nn.Module]) -> tuple[str, str]:
-    """Find the innermost submodule and the innermost line of user code in the traceback; "" if there is none."""
+    """Find the innermost submodule, as "'path' (class)", and the innermost line of user code; "" if there is none."""
     names = {id(submodule): name for module in modules for name, submodule in module.named_modules()}
     line, owner = "", ""
     for frame, number in traceback.walk_tb(error.__traceback__):
@@ -128,9 +129,9 @@ def _find_submodule_and_line(error: Exception, modules: Iterable[torch.nn.Module
 
 
 def _find_node(error: Exception) -> fx.Node | None:
-    """Find the FX node that was being processed: a local variable ``n`` or ``node``, in the innermost frame with one.
+    """Find the FX node that was being processed: the variable ``n`` or ``node`` of the innermost frame that has one.
 
-    Skips nodes whose metadata has no stack trace.
+    Nodes without a stack trace in their metadata are skipped.
     """
     innermost = None
     for frame, _ in traceback.walk_tb(error.__traceback__):

@@ -21,7 +21,7 @@ class NotRunnableError(ExportError):
 
 
 class BudgetError(ExportError):
-    """The program exceeds ``sram_budget``, ``flash_budget``, or the size of a memory of the option ``memory``."""
+    """The program exceeds ``sram_budget``, ``flash_budget``, or the size of a memory in the option ``memory``."""
 
 
 class AccuracyError(ExportError):

@@ -77,7 +77,7 @@ def move_named_data(manager: EdgeProgramManager, key: str, data_file: str) -> in
 
 
 def data_files(manager: ExecutorchProgramManager) -> dict[str, bytes]:
-    """Tag -> content of the data files (``.ptd``) of an emitted program."""
+    """Return the data files (``.ptd``) of an emitted program: {tag: content}."""
     return {tag: bytes(content) for tag, content in (manager._tensor_data or {}).items()}
 
 
@@ -94,9 +94,10 @@ def arm_delegates_of(manager: EdgeProgramManager, method: str) -> Iterator[Lower
 
 
 def restore_debug_handles(program: ExportedProgram) -> None:
-    """Restore the debug handles that this project assigned, after ExecuTorch renumbered them.
+    """Restore the debug handles that this project assigned (``assign_debug_handles``), after ExecuTorch replaced them.
 
-    CPU operators and delegates of other backends then have the same numbering as the delegates of this project.
+    Delegates of this project have kept the assigned handles. After this call, CPU operators and delegates of other
+    backends have them, too.
     """
     _restore_graph_handles(program.graph)
     for module in lowered_modules(program.graph_module):
@@ -109,7 +110,7 @@ def restore_debug_handles(program: ExportedProgram) -> None:
 
 
 def _restore_graph_handles(graph: Graph) -> dict[int, set[int]]:
-    """Restore the handles of a graph. Returns a map from ExecuTorch's handle to the restored handles."""
+    """Restore the handles of a graph. Returns {ExecuTorch's handle: restored handles of the nodes that had it}."""
     from arm_backend_core.nodes import debug_handle_of
 
     restored: dict[int, set[int]] = {}

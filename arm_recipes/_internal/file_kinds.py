@@ -9,7 +9,7 @@ from pathlib import Path
 
 #: Python call that writes a model file for ``export``.
 _SAVE_CALL = "torch.export.save(torch.export.export(model.eval(), example_inputs), 'model.pt2')"
-#: File suffix -> description and remedy.
+#: {file suffix: description of the file and what to do}, as the end of a message.
 _FORMATS = {
     ".onnx": f"an ONNX model; start from the PyTorch model that it was converted from: {_SAVE_CALL}",
     ".tflite": f"a LiteRT model; start from the PyTorch model that it was converted from: {_SAVE_CALL}",
@@ -21,7 +21,7 @@ _FORMATS = {
 _MAX_OPCODES = 64
 
 
-#: Description of a file that ``torch.save`` wrote from a state dict, and the remedy.
+#: Description of a file that ``torch.save`` wrote from a state dict, and what to do.
 STATE_DICT = "weights alone (a state dict); build the model, and call model.load_state_dict(...)"
 
 
@@ -32,7 +32,7 @@ def is_saved_program(names: list[str]) -> bool:
 
 
 def describe_uncompiled_file(path: Path) -> str | None:
-    """Describe a file that was passed as a compiled program but is none, and what to do.
+    """Describe a file that was passed as a compiled program but is not one, and what to do.
 
     Returns:
         the description; None for ``.pte``, ``.tflite`` and unknown types.

@@ -12,8 +12,8 @@ def frozen_gc() -> Iterator[None]:
     """Exclude existing objects from garbage collection inside the block (``gc.freeze``).
 
     A full collection over PyTorch's objects takes a quarter of a second, as long as the export of a small model.
-    Garbage among the caller's objects is collected after the block. Nothing happens if garbage collection is disabled,
-    or if the caller has frozen objects.
+    Existing objects that become garbage inside the block are collected after it. The function has no effect if garbage
+    collection is disabled, or if the caller has already frozen objects.
     """
     is_owner = gc.isenabled() and not gc.get_freeze_count()  # do not unfreeze objects that the caller has frozen
     if is_owner:

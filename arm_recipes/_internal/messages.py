@@ -69,8 +69,8 @@ def record_warnings() -> Iterator[list[str]]:
 
 
 @contextmanager
-def warn_once() -> Iterator[None]:
-    """Issue each message of ``warn`` once inside the block, for functions that may run an export twice."""
+def deduplicate_warnings() -> Iterator[None]:
+    """Issue each message of ``warn`` only once inside the block, because a function may run an export several times."""
     token = _issued.set(set())
     try:
         yield
@@ -112,7 +112,7 @@ class _ThirdPartyFilter(logging.Filter):
 
 
 class _Suppression:
-    """Suppression that threads share: the first block installs the filters, the last one to end removes them."""
+    """Suppression that threads share. The first block of ``suppress_warnings`` installs it, the last one removes it."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -186,7 +186,7 @@ def _install_filters() -> Iterator[None]:
 def import_quietly(module: str) -> ModuleType:
     """Import a module of ExecuTorch without the output of the packages that it imports.
 
-    Modules that a process may import before any other module of ExecuTorch use this function instead of ``import``.
+    Use it instead of ``import`` in code that may be the first to import ExecuTorch in a process.
     """
     with suppress_warnings():
         return importlib.import_module(module)

@@ -32,8 +32,8 @@ def starmap_unordered(work: Callable[..., Any], tasks: Iterable[tuple[Any, ...]]
         if backend.supports_return_generator:
             yield from Parallel(n_jobs=jobs, return_as="generator_unordered")(calls)
             return
-        # Other backends, for example Ray's, return results only when all tasks of a call are complete. Batches limit
-        # the results that an interruption loses.
+        # Other backends, for example Ray's, return results only when all tasks of a call are complete. With batches, an
+        # interruption loses at most the results of one batch.
         with Parallel(n_jobs=jobs) as parallel:
             while batch := list(islice(calls, 4 * effective_n_jobs(jobs))):
                 yield from parallel(batch)

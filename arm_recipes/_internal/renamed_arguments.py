@@ -16,7 +16,7 @@ def reject_renamed_arguments(**renamed: str) -> Callable[[Callable[_P, _R]], Cal
     """Decorate a function so that a call with a removed keyword raises a ``TypeError`` that suggests the new name.
 
     Args:
-        renamed: removed keyword -> its new name.
+        renamed: removed keywords with their new names, for example ``example_inputs="samples"``.
     """
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:

@@ -12,7 +12,7 @@ from typing import Any
 Section = tuple[str, list[tuple[str, ...]]]
 
 
-#: Minimum number of characters of a cell with the HTML class ``long``, which style sheets may wrap.
+#: A cell with at least this many characters gets the HTML class ``long``. Style sheets may wrap such cells.
 _LONG_CELL = 36
 #: Characters of text bar charts, from the lowest to the highest bar, and ASCII replacements for encodings without them.
 BAR_CHARACTERS, _ASCII_BAR_CHARACTERS = "▁▂▃▄▅▆▇█", "_.-:=+*#"

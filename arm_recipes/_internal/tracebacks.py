@@ -16,7 +16,7 @@ _Error = TypeVar("_Error", bound=BaseException)
 
 
 def shorten_tracebacks(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Decorator of a public function: removes the frames inside of the function from errors that address the user.
+    """Decorate a public function: remove the frames inside of the function from errors that address the user.
 
     Errors that address the user are ``ArmRecipesError``, except ``InternalError``, and ``ValueError`` and ``TypeError``
     that this package raised. The ``__cause__`` of such an error keeps its traceback. With ``ARM_BACKEND_CORE_STRICT``,

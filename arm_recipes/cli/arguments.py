@@ -61,7 +61,7 @@ def parse_sizes(text: str) -> dict[str, list[int]]:
 
 
 def parse_steps(text: str) -> int | str:
-    """Parse steps per call: a number, "auto", or "all", which maps to ``sys.maxsize``."""
+    """Parse the steps per call: a number, "auto", or "all". For "all", return ``sys.maxsize``."""
     try:
         return text if text == "auto" else sys.maxsize if text == "all" else int(text)
     except ValueError:
@@ -69,17 +69,17 @@ def parse_steps(text: str) -> int | str:
 
 
 def parse_cpu(text: str) -> str | None:
-    """Parse the name of a processor; "none" maps to None."""
+    """Parse the name of a processor; return None for "none"."""
     return None if text == "none" else text
 
 
 def parse_memory(text: str) -> dict[str, str | None]:
-    """Parse NAME=SIZE, or NAME for a memory without a limit."""
+    """Parse NAME=SIZE, or NAME for a memory without a limit, whose size is None."""
     name, equals, size = text.partition("=")
     return {name.strip(): size.strip() if equals else None}
 
 
-#: Recipe option -> command-line flag, for flags that are not named after the option.
+#: {recipe option: command-line flag}, for flags that are not named after the option.
 _FLAG_NAMES = {
     "extensions": "--extension",
     "per_channel": "--per-tensor",
@@ -90,7 +90,7 @@ _FLAG_NAMES = {
     "plan_outputs": "--no-plan-outputs",
 }
 _BUDGET_HELP = "fail if the program needs more {}: bytes, or a text such as 512KiB"
-#: Recipe option -> keyword arguments of ``add_argument``.
+#: {recipe option: keyword arguments of ``add_argument``}.
 _ARGPARSE_KEYWORDS: dict[str, dict[str, Any]] = {
     "board": {"metavar": "NAME", "help": "compile for this board; list them with 'arm-recipes boards'"},
     "macs": {"type": int, "metavar": "N", "help": "MACs per cycle of the NPU; default: the recipe's"},
@@ -156,7 +156,7 @@ _ARGPARSE_KEYWORDS: dict[str, dict[str, Any]] = {
         "help": "fail, instead of warn, if a CPU operator has no ExecuTorch kernel",
     },
 }
-#: Default of arguments for samples: the example inputs that ``torch.export.save`` stores.
+#: Help text of the default of arguments for samples: the example inputs that ``torch.export.save`` stores.
 MODEL_INPUTS = "the inputs in the model's file"
 _SOURCE_HELP = "a .npz, .npy or image file, a folder of such files, or module:function"
 
@@ -246,11 +246,10 @@ def add_json(parser: Parser) -> None:
 
 
 def read_recipe_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the recipe's options without calibration samples, checked as far as possible without PyTorch.
+    """Return the recipe's options except the calibration samples. With ``--tuned``, set ``args.recipe`` from the file.
 
-    Checks the model's file and the source of the calibration samples, too.
-
-    With ``--tuned``, sets ``args.recipe`` to the recipe in the file.
+    Checks the options, the model's file and the source of the calibration samples as far as possible without importing
+    PyTorch.
 
     Raises:
         ValueError: an argument is invalid.
@@ -331,7 +330,7 @@ def _argument_flag(name: str) -> str:
 
 
 def read_argument_samples(args: argparse.Namespace, name: str, input_infos: Sequence[TensorInfo]) -> Any:
-    """Read the samples that an argument names: a file of arrays, or a function ``module:function``.
+    """Read the samples that an argument names: a .npz, .npy or image file, a folder of such files, or a function.
 
     Returns:
         A list of tuples of tensors, one tensor per input; for a function, its result.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _SHELLS = ("bash", "zsh")
 _RECIPE_NAMES = [*SPEC_BUILDERS, *(name.lower() for name in SPEC_BUILDERS)]
-#: Argument -> values to complete, for arguments whose values the parser does not restrict by ``choices``.
+#: {argument: values to complete}, for arguments whose values the parser does not restrict by ``choices``.
 _VALUES = {
     "recipe": _RECIPE_NAMES,
     "recipes": _RECIPE_NAMES,

@@ -79,7 +79,7 @@ def _export(args: argparse.Namespace) -> None:
 
     program = arguments.load_model(args.model)
     samples = arguments.read_model_samples(args, "calibration_samples", program)
-    # ``export`` resizes its samples to each of the sizes, but not the recipe's calibration samples.
+    # With --sizes, pass the samples to ``export``, which resizes them to each size. It does not resize the recipe's.
     recipe = arguments.build_recipe(args, recipe_options, None if args.sizes else samples)
     bundled = arguments.read_model_samples(args, "bundled_samples", program)
     result = export(

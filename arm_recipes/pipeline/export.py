@@ -10,7 +10,7 @@ from executorch.export import ExportRecipe, RecipeType
 
 from arm_recipes._internal.compile_lock import check_fork, compile_lock
 from arm_recipes._internal.frozen_gc import frozen_gc
-from arm_recipes._internal.messages import record_warnings, suppress_warnings, warn, warn_once
+from arm_recipes._internal.messages import deduplicate_warnings, record_warnings, suppress_warnings, warn
 from arm_recipes.pipeline.artifact import Artifact
 from arm_recipes.pipeline.pipeline import Pipeline
 from arm_recipes.recipe.compile_specs import normalize_recipe_name
@@ -73,7 +73,7 @@ def run_export(
         )
         return _run_or_look_up(pipeline, models, notes, cache)
 
-    with warn_once():
+    with deduplicate_warnings():
         result = _export_within_budgets(recipe, attempt, notes, reuse=cache_dir is None, progress=progress)
     if verify:
         from arm_recipes.pipeline.verify import verify_delegates
@@ -103,7 +103,7 @@ def export_unlowered(
     def attempt(recipe: ExportRecipe) -> Artifact:
         return _lower_programs(unlowered, recipe, (), progress)
 
-    with warn_once():
+    with deduplicate_warnings():
         result = _export_within_budgets(recipe, attempt, [], reuse=True, progress=progress)
     if verify:
         from arm_recipes.pipeline.verify import verify_delegates

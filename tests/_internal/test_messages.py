@@ -23,7 +23,7 @@ from torch import nn
 import arm_recipes
 from arm_backend_core.nodes import source_line, source_location
 from arm_recipes import ArmRecipesWarning, ArmRecipeType, export
-from arm_recipes._internal.messages import announce, suppress_warnings, warn, warn_once
+from arm_recipes._internal.messages import announce, deduplicate_warnings, suppress_warnings, warn
 from tests.import_graph import ROOT, list_sources
 from tests.small_models import Small, images
 
@@ -202,7 +202,7 @@ def test_a_message_is_issued_once_in_a_block() -> None:
         return len(caught)
 
     assert count(["same", "same"]) == 2
-    with warn_once():
+    with deduplicate_warnings():
         assert count(["same", "other", "same"]) == 2
         assert count(["same"]) == 0
     assert count(["same"]) == 1

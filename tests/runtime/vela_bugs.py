@@ -25,7 +25,7 @@ _IMAGE, _WIDE_IMAGE = (((1, 4, 6, 8), dtype) for dtype in (DType.INT8, DType.INT
 _POOLED = (((1, 8, 8, 16), DType.INT8),)
 #: Reproducer -> NPUs whose programs write out of bounds.
 OUT_OF_BOUNDS = {
-    "column": _ALL,
+    "reduced_column": _ALL,
     "column_beside": _ALL,
     "reversed_of_five": _U85,
     "reversed_and_turned": _U85,
@@ -866,7 +866,7 @@ REPRODUCERS = (
     Reproducer("channel_scales", partial(_channel_scales, pooled=False), (_IMAGE,), _U55_U65),
     Reproducer("channel_scales_of_maxima", partial(_channel_scales, pooled=True), (_IMAGE,), _U55_U65),
     Reproducer("reduce_min", _minimum, (((2, 3, 4), DType.INT8),), _U55_U65),
-    Reproducer("one_of_five", _one_of_five, (((1,) * 5, DType.INT8), ((2, 1, 1, 1, 3), DType.INT8)), _U55_U65),
+    Reproducer("scalar_broadcast", _one_of_five, (((1,) * 5, DType.INT8), ((2, 1, 1, 1, 3), DType.INT8)), _U55_U65),
     Reproducer("part_of_five", _part_of_five, (((1, 1, 1, 2, 2), DType.INT8), ((1, 2, 2, 3), DType.INT8)), _U55_U65),
     Reproducer("sliced_batches", _sliced, (((2, 2, 2, 2), DType.INT8),), _ALL),
     Reproducer("sliced_multiplied", _sliced_multiplied, (((1, 2, 2, 3), DType.INT8),), _ALL),
@@ -882,7 +882,7 @@ REPRODUCERS = (
     ),
     Reproducer("sliced_rank", _sliced_rank, (((2, 7, 3, 4), DType.INT8),), _ALL),
     Reproducer("sliced_growth", _sliced_growth, (((1, 4, 6, 6), DType.INT8),), _U85),
-    Reproducer("column", _column, (((2, 5, 1), DType.INT8),), _ALL),
+    Reproducer("reduced_column", _column, (((2, 5, 1), DType.INT8),), _ALL),
     Reproducer("column_beside", _column_beside, (((8,), DType.INT8),), _ALL),
     Reproducer("joined_maximum", _joined_maximum, (((1, 3, 4, 6), DType.INT8),), _ALL),
     Reproducer("joined_average", partial(_averaged_into, kernel=(9, 9), stride=(1, 1), axis=3), _POOLED, _U85, _U85),
@@ -905,7 +905,7 @@ REPRODUCERS = (
     ),
     Reproducer("reshaped_again", _reshaped_again, (((60,), DType.INT32), ((4, 1, 3, 5), DType.INT32)), _U55_U65),
     Reproducer(
-        "activation",
+        "batched_activation",
         lambda b, x: _reversed(b, _mixed(b, x)),
         (((2, 3, 5, 6), DType.INT8),),
         _ALL,
@@ -1055,14 +1055,14 @@ REPRODUCERS = (
         releases=_VELA_5_2,
     ),
     Reproducer(
-        "rescaled_parts",
+        "duplicated_for_slice",
         partial(_two_slices_of_rescale, scale=3.0, shape=(1, 3, 4, 6)),
         (((1, 3, 4, 6), DType.INT8),),
         _U55_U65,
         releases=_VELA_5_2,
     ),
     Reproducer(
-        "reshaped_parts",
+        "duplicated_for_reshape",
         partial(_two_slices_of_rescale, scale=3.0, shape=(12, 6)),
         (((1, 3, 4, 6), DType.INT8),),
         _U85,
@@ -1164,7 +1164,7 @@ REPRODUCERS = (
     Reproducer("rescaled_bits", _bits_scaled, (_IMAGE,), _U85, _U85),
     Reproducer("rescaled_once_again", _zeros_counted, (_IMAGE,), _U85),
     Reproducer("rescaled_wider_cast", _cast_rescaled, (_WIDE_IMAGE,), _U85),
-    Reproducer("rescaled_choice", _chosen_scaled, (_IMAGE, (_IMAGE[0], DType.BOOL)), _U85, _U85, _VELA_5_2),
+    Reproducer("lost_scale_in_select", _chosen_scaled, (_IMAGE, (_IMAGE[0], DType.BOOL)), _U85, _U85, _VELA_5_2),
     Reproducer("clipped_peaks_widened", _peaks_widened, (_WIDE_IMAGE,), _U85, releases=_VELA_5_2),
     Reproducer(
         "chained_cast_reshaped",

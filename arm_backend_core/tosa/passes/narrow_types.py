@@ -32,9 +32,9 @@ def hoist_reshape(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def convert_weights_to_int4(graph: Graph, target: Target) -> None:
-    """Convert constant int8 weights from -7 to 7 to INT4 where the target supports it.
+    """Convert constant int8 weights to INT4 if all their values are between -7 and 7 and the target supports INT4.
 
-    NPUs are skipped, because Vela encodes INT4 and int8 weights equally.
+    NPUs are skipped: Vela encodes equal INT4 and int8 weights in the same way, so INT4 saves nothing.
     """
     for op in graph.ops if not target.hardware.is_npu else ():
         if op.attrs.get("weight_zp") != 0:

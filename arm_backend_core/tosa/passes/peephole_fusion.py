@@ -21,8 +21,8 @@ def fold_pad(op: Op, rewriter: Rewriter) -> Value | None:
     """Fold a PAD of height and width into the ``pad`` attribute of the operator, if both pad with the same value.
 
     CONV2D and DEPTHWISE_CONV2D pad with the input's zero point. MAX_POOL2D ignores its padding, which is the same as
-    padding with the smallest value. AVG_POOL2D has no such rule: its divisor counts the elements of a PAD, but not its
-    own padding.
+    padding with the smallest value. AVG_POOL2D has no such rule: its divisor counts the elements that a PAD adds, but
+    not the padding of the ``pad`` attribute.
     """
     pad = producer(op.inputs[0], "PAD")
     if pad is None or pad.attrs["pad_const"] != _padding_value(op):
@@ -41,7 +41,7 @@ def fold_pad(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def _padding_value(op: Op) -> float:
-    """The element value that has the effect of the operator's own padding."""
+    """The value with which a PAD has the same effect as the ``pad`` attribute of the operator."""
     if op.kind != "MAX_POOL2D":
         return float(op.attrs["input_zp"])
     dtype = op.output.dtype
@@ -107,9 +107,10 @@ def is_identity_rescale(op: Op) -> bool:
 def merge_rescale(op: Op, rewriter: Rewriter) -> Value | None:
     """Remove a RESCALE that changes nothing; merge a RESCALE with a preceding RESCALE by 2**k that cannot saturate.
 
-    A preceding RESCALE of uint8 is merged only if its scale is 1 (``_merge_unsigned_rescale``). For other types,
-    ((x * 2**k) * m + 2**(s-1)) >> s equals (x * m + 2**(s-1-k)) >> (s-k), so that the factor 2**k reduces the shift by
-    k. Double rounding adds a term for which this equation does not hold: with double rounding, k must be 0.
+    A preceding RESCALE of uint8 is merged only if its scale is 1 (``_merge_unsigned_rescale``). For other types, the
+    merged RESCALE has the multiplier m and the shift s - k, where m and s are those of the second RESCALE:
+    ((x * 2**k) * m + 2**(s-1)) >> s equals (x * m + 2**(s-1-k)) >> (s-k). Double rounding adds a term for which this
+    equation does not hold, so k must be 0 with double rounding.
     """
     source, attrs = op.inputs[0], op.attrs
     if source.dtype is op.output.dtype and attrs["input_zp"] == attrs["output_zp"] and log2_scale(op) == 0:
@@ -132,7 +133,8 @@ def merge_rescale(op: Op, rewriter: Rewriter) -> Value | None:
 def _merge_unsigned_rescale(inner: Op, op: Op, rewriter: Rewriter) -> Value | None:
     """Merge a RESCALE to int8 or int16 with a preceding RESCALE of uint8 that only changes the zero point.
 
-    The input zero point of the merged RESCALE is the total that the two subtract, so that it scales the same integers.
+    The first RESCALE subtracts its input zero point and adds its output zero point. The second one subtracts its input
+    zero point. The merged RESCALE subtracts the sum of these offsets, so that it scales the same integers.
     """
     offset = inner.attrs["input_zp"] - inner.attrs["output_zp"]
     saturates = offset != UINT8_OFFSET or rescale_factors(inner).tolist() != [1.0]

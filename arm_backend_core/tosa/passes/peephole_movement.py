@@ -11,15 +11,16 @@ from arm_backend_core.tosa.graph import Op, Value, prod
 from arm_backend_core.tosa.operators import ELEMENTWISE, LEVEL_8K, UNARY
 from arm_backend_core.tosa.passes.rewrite import Rewriter, RewriteRule, producer
 
-#: Pairs of dimension lists, one list for each of two shapes.
+#: Result of ``reshape_groups``: for each group, its dimensions in the first shape and its dimensions in the second.
 DimGroups = list[tuple[list[int], list[int]]]
 
 
 def reshape_groups(a: tuple[int, ...], b: tuple[int, ...]) -> DimGroups:
-    """Shortest groups of adjacent dimensions of ``a`` and ``b`` between which a RESHAPE maps the elements.
+    """Split a RESHAPE from ``a`` to ``b`` into groups of adjacent dimensions that are reshaped independently.
 
-    For example, [4, 6] to [2, 2, 6] has the groups ([0], [0, 1]) and ([1], [2]). A dimension of size 1 belongs to the
-    preceding group, a leading one to the first group. Both shapes have the same, non-zero number of elements.
+    The groups are as short as possible. For example, [4, 6] to [2, 2, 6] has the groups ([0], [0, 1]) and ([1], [2]):
+    dimension 0 becomes the dimensions 0 and 1, and dimension 1 becomes dimension 2. A dimension of size 1 belongs to
+    the preceding group, a leading one to the first group. Both shapes have the same, non-zero number of elements.
     """
     boundaries = sorted(set(accumulate(a, mul)) & set(accumulate(b, mul)) | {prod(a)})
     groups: DimGroups = [([], []) for _ in boundaries]

@@ -82,7 +82,7 @@ merge_reshapes: Pass = partial(rewrite_to_fixpoint, rules={"RESHAPE": peephole_m
 PASSES = (
     ScheduledPass(
         simplify,
-        "Lowering emits each operator without its neighbours; all other passes expect a simplified graph.",
+        "Lowering does not look at neighbouring operators. All other passes expect a simplified graph.",
         SIMPLIFIED,
     ),
     ScheduledPass(
@@ -92,26 +92,29 @@ PASSES = (
     ),
     ScheduledPass(
         assign_layouts,
-        "It needs the merged graph. It makes PAD, CONV2D, RESHAPE and arithmetic adjacent for the next round.",
+        "It needs a graph without duplicates. It makes PAD, CONV2D, RESHAPE and arithmetic adjacent for the next "
+        "round.",
         SIMPLIFIED,
     ),
     ScheduledPass(
         compose_tables,
-        "After layout assignment, the fewest TRANSPOSEs interrupt chains of elementwise operators.",
+        "Layout assignment has removed TRANSPOSEs that would interrupt chains of elementwise operators.",
         SIMPLIFIED,
     ),
     ScheduledPass(
         booleans.lower_bool_to_int8,
-        "TABLEs have replaced int8 chains that contain comparisons. In the next round, other comparisons can join "
-        "chains.",
+        "TABLEs have replaced the int8 chains that contain comparisons. This pass makes the other comparisons int8, so "
+        "that chains of the next round can contain them.",
         BOOLEANS_LOWERED,
     ),
     ScheduledPass(
-        hoist_reshapes, "It hoists the RESHAPEs that simplify sank and that no pass merged.", BOOLEANS_LOWERED
+        hoist_reshapes,
+        "It moves back RESHAPEs that ``simplify`` moved towards the outputs and that no pass merged.",
+        BOOLEANS_LOWERED,
     ),
 )
 
-#: Passes that run once after ``PASSES``. Most add operators, because the hardware executes the result faster.
+#: Passes that run once after ``PASSES``. Most of them add operators, and the hardware executes the new graph faster.
 HARDWARE_PASSES: tuple[ScheduledPass, ...] = (
     ScheduledPass(
         sink_slices,
@@ -122,7 +125,7 @@ HARDWARE_PASSES: tuple[ScheduledPass, ...] = (
     ScheduledPass(lower_transposes, "No later pass of this list adds a TRANSPOSE.", BOOLEANS_LOWERED),
     ScheduledPass(
         rewrite_vectors_to_columns,
-        "It inserts RESHAPEs, which hide neighbours from the earlier passes.",
+        "It inserts RESHAPEs, which separate operators that the earlier passes must see side by side.",
         BOOLEANS_LOWERED,
     ),
     ScheduledPass(
@@ -183,7 +186,7 @@ def run(graph: Graph, target: Target, choose_alternatives: Pass = lambda graph, 
 
     ``PASSES`` repeat until a round changes neither the cost of data movement nor the number of operators, or two
     successive rounds bring no gain. A gain is a lower cost of data movement, or the same cost with fewer operators.
-    Neither can decrease forever, so that the loop ends.
+    Cost and number of operators cannot fall below 0, so the loop ends.
 
     Args:
         choose_alternatives: replaces parts of the graph by equivalent, faster alternatives.

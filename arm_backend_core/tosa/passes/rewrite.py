@@ -29,8 +29,8 @@ class Rewriter:
         If ``value`` has replaced another value in this sweep, the readers of the replaced value are included.
 
         Returns:
-            None if ``value`` is an output of the graph, nothing reads it, or a rule of this sweep emitted it without
-            returning it.
+            None if ``value`` is an output of the graph, if nothing reads it, or if a rule of this sweep emitted it as
+            an intermediate value of a replacement.
         """
         return None if value in self._outputs else self._users.get(value)
 
@@ -59,7 +59,7 @@ class Rewriter:
 
 #: A rewrite rule: returns the value that replaces the operator's result, or None to keep the operator.
 RewriteRule = Callable[[Op, Rewriter], Value | None]
-#: The rewrite rules of each operator kind, in the order in which they are tried.
+#: {operator kind: its rewrite rules, in the order in which they are tried}.
 RulesByKind = Mapping[str, Sequence[RewriteRule]]
 
 
@@ -127,7 +127,8 @@ def apply_once(graph: Graph, target: Target, rules: RulesByKind, *, no_swaps: bo
     return bool(replacements)
 
 
-#: Data movement that is free once it is folded into arithmetic. The arithmetic does not inherit its origins.
+#: Kinds of data movement that cost nothing when they are folded into arithmetic. The arithmetic does not inherit the
+#: origins of such operators.
 _FREE_MOVEMENT_KINDS = ("IDENTITY", "RESHAPE", "TRANSPOSE")
 
 

@@ -1,7 +1,7 @@
 """Rewrite tracing: ``ARM_BACKEND_CORE_TRACE=rewrite`` prints for every rule whether it applies, or why it declines.
 
-The reason is source text of the rule: the condition around the executed ``return None``. If this condition called a
-helper that returned None, the reason includes the helper's condition. The reason therefore always matches the code.
+The reason is source text of the rule, so it always matches the code: the condition around the executed ``return
+None``. If this condition called a helper that returned None, the reason includes the helper's condition.
 Tracing costs time only if it is enabled.
 """
 

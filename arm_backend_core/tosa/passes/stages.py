@@ -56,8 +56,9 @@ class StageChecker:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        #: {operator that was legal at its last check: (key, referenced objects)}. The key contains ids of these
-        #: objects. The references keep the objects alive, so that no new object gets the same id.
+        #: {operator that was legal at its last check: (key, referenced objects)}. If the key is the same at the next
+        #: check, the operator has not changed. The key contains ids of the referenced objects. The references keep the
+        #: objects alive, so that no new object gets the same id.
         self._legal_operators: dict[Op, tuple[object, object]] = {}
 
     def check(self, graph: Graph, stage: Stage, pass_name: str) -> None:

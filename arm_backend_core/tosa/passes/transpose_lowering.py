@@ -55,8 +55,8 @@ def sink_slice(op: Op, rewriter: Rewriter) -> Value | None:
 def split_into_swaps(op: Op, rewriter: Rewriter) -> Value | None:
     """Decompose a TRANSPOSE into TRANSPOSEs that each swap two groups of dimensions.
 
-    Vela's own decomposition is slower (five times for random shapes) or exceeds limits of the hardware. The operand of
-    a MATMUL keeps a single TRANSPOSE, because Vela merges it with the TRANSPOSE that it inserts itself.
+    Vela's own decomposition takes five times as many cycles for random shapes, or exceeds limits of the hardware. The
+    operand of a MATMUL keeps a single TRANSPOSE, because Vela merges it with the TRANSPOSE that Vela itself inserts.
     """
     b, x, perms = rewriter.builder, op.inputs[0], tuple(op.attrs["perms"])
     sizes, order = merge_axes(x.shape, perms)

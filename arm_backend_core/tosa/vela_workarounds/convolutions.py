@@ -44,7 +44,7 @@ def _pad_by_copy(op: Op, match: bool, rewriter: Rewriter) -> Value:
 
 
 def _has_position_without_input(op: Op, image: Sequence[int], padding: Sequence[int]) -> bool:
-    """Whether the image is smaller than the dilation, and the windows of a result row or column read only padding."""
+    """Whether, along one axis, the image is smaller than the dilation and some windows read only padding."""
     sides = zip(window_axes(op), image, padding[::2], op.output.shape[1:-1], strict=True)
     for axis, size, pad, result_size in sides:
         unpadded_axis = axis._replace(input_size=size, pad_before=pad)
@@ -60,8 +60,8 @@ def _find_equal_weights(graph: Graph, target: Target) -> list[tuple[Op, int]]:
     convolution gets the bias of the first.
 
     Returns:
-        (convolution, number of columns to append to its weight), for each convolution whose bias is not the first one
-        that occurs with equal weights. The second bias gets one column, the third two, and so on.
+        (convolution, number of columns to append to its weight). Among convolutions with equal weights, those with the
+        first bias are not returned; those with the second bias get one column, with the third two, and so on.
     """
     users, biases_by_weights, matches = graph.users(), dict[tuple[Any, ...], dict[Any, int]](), []
     for op in graph.ops:
@@ -111,7 +111,7 @@ def _match_unreached_output(op: Op, rewriter: Rewriter) -> tuple[int, ...] | Non
 
 
 def _extend_kernel(op: Op, unreached: tuple[int, ...], rewriter: Rewriter) -> Value:
-    """Extend the kernel by zeros (the weight zero point), so that it contributes to these rows and columns."""
+    """Extend the kernel by zeros (the weight zero point), so that it contributes to the unreached rows and columns."""
     x, weight, bias = op.inputs
     assert weight.data is not None
     zeros = ((0, 0), unreached[:2], unreached[2:], (0, 0))

@@ -29,12 +29,13 @@ from arm_backend_core.tosa.vela_workarounds.workaround import AnyWorkaround, Wor
 NARROW_TYPES = (DType.INT8, DType.INT16)
 NONUNARY = frozenset(ELEMENTWISE - UNARY)
 _UNARY_INTEGER = ("ABS", "BITWISE_NOT", "CLZ", "LOGICAL_NOT", "NEGATE")
-#: Operators that the NPU cannot scale, although Vela fuses the RESCALEs of their operands into them.
+#: Operators whose operands the NPU cannot scale, although Vela fuses the RESCALEs of these operands into them.
 _UNSCALED_KINDS = (*_UNARY_INTEGER, "BITWISE_AND", "BITWISE_OR", "BITWISE_XOR")
 #: If only operators of these kinds read a RESCALE, Vela duplicates the RESCALE for each of them. CAST is one of these
 #: kinds, because Vela first lowers CAST to ADD.
 RESCALE_DUPLICATING_KINDS = frozenset({*NONUNARY, *_UNARY_INTEGER, "CAST"})
-#: Operators into which Vela fuses the RESCALE of their result, but then clips to the range of their own type.
+#: Operators into which Vela fuses the RESCALE of their result. The fused operation clips to the type that the operator
+#: had before, not to the type of the RESCALE.
 _OWN_TYPE_CLIPPING_KINDS = (NONUNARY - {"INTDIV"}) | {"BITWISE_NOT", "CAST", "MAX_POOL2D", "RESIZE", "SELECT"}
 
 
@@ -82,7 +83,8 @@ class _ScaledSum:
         addition: the ADD or SUB.
         rescales: the RESCALEs of its operands.
         factors: their integer scales.
-        exponent: the e for which 2**e times the larger scale has as many bits as 2**14 (int16) or 2**19 (int8).
+        exponent: e such that the larger scale times 2**e is at least 2**14 and below 2**15 (int16), or at least 2**19
+            and below 2**20 (int8).
     """
 
     addition: Op
@@ -184,8 +186,8 @@ def _rescale_operand(rescale: Op, factor: int, b: Builder) -> Value:
 def _loses_scale_in_reader(op: Op, rewriter: Rewriter, *, kinds: tuple[str, ...]) -> bool:
     """Match a RESCALE of int8 or int16 with a scale other than 1 that Vela fuses into a reader that cannot scale.
 
-    The scale is lost. Bug ``rescaled_once``: the reader is ABS, CLZ, another unary operator, or BITWISE_AND, OR or XOR.
-    Bug ``rescaled_choice``: the reader is SELECT, which Vela lowers to bitwise operators.
+    The scale is lost. Bug ``lost_scale``: the reader is ABS, CLZ, another unary operator, or BITWISE_AND, OR or XOR.
+    Bug ``lost_scale_in_select``: the reader is SELECT, which Vela lowers to bitwise operators.
 
     Args:
         kinds: the operator kinds of the readers.
@@ -204,16 +206,16 @@ def _is_read_by(kinds: tuple[str, ...], op: Op, rewriter: Rewriter) -> bool:
 
 
 def readers_past_views(value: Value, rewriter: Rewriter, passed: frozenset[str]) -> Iterator[tuple[Op, frozenset[str]]]:
-    """The readers of ``value``. Readers of a RESHAPE or SLICE replace the RESHAPE or SLICE.
+    """Yield the operators that read ``value`` directly or through views: RESHAPEs and SLICEs.
 
-    A TRANSPOSE that moves only dimensions of size 1 counts as a RESHAPE. On U85, a RESHAPE that adds or removes only
-    dimensions of size 1 is not among the kinds.
+    A TRANSPOSE that moves only dimensions of size 1 is treated as a RESHAPE.
 
     Args:
-        passed: kinds of the operators between the original value and ``value``.
+        passed: kinds of the views that the caller has already passed; they are added to the yielded kinds.
 
     Yields:
-        (reader, kinds of the operators between the original value and the reader): "RESHAPE", "SLICE".
+        (reader, kinds of the views before it: "RESHAPE", "SLICE"). On U85, the kinds do not include a RESHAPE that only
+        adds or removes dimensions of size 1.
     """
     for reader in rewriter.users(value) or ():
         if is_pure_reshape(reader):
@@ -291,7 +293,7 @@ def _loses_clipping_in_reader(op: Op, rewriter: Rewriter) -> bool:
 
 
 def _ignores_fused_scale(op: Op | None) -> bool:
-    """Whether ``op`` does not apply a scale that Vela fuses into it. A RESCALE by 1 counts as such an operator."""
+    """Whether ``op`` ignores a scale that Vela fuses into it. A RESCALE by 1 ignores it, too."""
     return op is not None and (op.kind in _OWN_TYPE_CLIPPING_KINDS or is_rescale_by_one(op))
 
 
@@ -303,9 +305,9 @@ WORKAROUNDS: tuple[AnyWorkaround, ...] = (
     SCALED_MAXIMUM_WORKAROUND,
     Workaround("channel_scales", ("RESCALE",), _has_channel_scales, _rescale_product),
     Workaround("unequal_scales", ("RESCALE",), _match_unequal_scales, _enlarge_scales),
-    Workaround("rescaled_once", ("RESCALE",), partial(_loses_scale_in_reader, kinds=_UNSCALED_KINDS), copy_result),
+    Workaround("lost_scale", ("RESCALE",), partial(_loses_scale_in_reader, kinds=_UNSCALED_KINDS), copy_result),
     Workaround(
-        "rescaled_choice",
+        "lost_scale_in_select",
         ("RESCALE",),
         partial(_loses_scale_in_reader, kinds=("SELECT",)),
         copy_result,

@@ -62,10 +62,10 @@ def _is_slice_behind_cancelling_transposes(value: Value) -> bool:
 
 
 def _reduces_column(op: Op, value: Value, rewriter: Rewriter) -> bool:
-    """Whether a reduction along the last axis reads a RESHAPE of x, and x or another RESHAPE of x is [.., n, 1].
+    """Whether a reduction along the last axis reads a RESHAPE of x, and x or another RESHAPE of x has shape [.., n, 1].
 
-    Bug ``column``: Vela reduces [.., n, 1] in NHCWB16 bricks of 16 channels but allocates memory for [.., n]. The n
-    elements are written over 16 * n bytes, beyond the allocated memory. A copy separates the two tensors.
+    Bug ``reduced_column``: Vela stores [.., n, 1] in NHCWB16 bricks of 16 channels, but allocates memory for [.., n].
+    The n elements are written over 16 * n bytes, beyond the allocated memory. A copy separates the two tensors.
     """
     reshape = producer(value, "RESHAPE")
     if reshape is None or op.attrs["axis"] != value.rank - 1 or value.shape[-1] == 1:
@@ -79,7 +79,7 @@ def _loses_concat_offset(reader: Op, value: Value, rewriter: Rewriter) -> bool:
     """Whether an operator that Vela splits writes directly into the result of a CONCAT or PAD.
 
     Bug ``joined``: if the CONCAT or PAD is the only reader of an operand, the operand's producer writes into the larger
-    tensor at an offset. When Vela splits the producer, it loses this offset. A CONCAT or PAD of a copy avoids the bug.
+    tensor at an offset. When Vela splits the producer, it loses this offset. A copy of the operand avoids the bug.
     On U85, Vela also splits a padded AVG_POOL2D with a stride over 3 or a kernel over 8.
     """
     op = skip_through(value, "RESCALE", "RESHAPE").producer
@@ -91,7 +91,7 @@ def _loses_concat_offset(reader: Op, value: Value, rewriter: Rewriter) -> bool:
     loses_offset = bool(rewriter.builder.target.hardware.axes_lost_on_split(op))
     if op.kind == "AVG_POOL2D":
         return loses_offset and (max(op.attrs["stride"]) > 3 or max(op.attrs["kernel"]) > 8)
-    # In Vela, a MATMUL has a result of four dimensions, the first of size 1. It loses the offset before a RESHAPE only.
+    # Vela gives the result of a MATMUL four dimensions, the first of size 1. It loses the offset only before a RESHAPE.
     return loses_offset and (has_reshape if op.kind == "MATMUL" else op.kind in _REDUCTIONS and not has_reshape)
 
 
@@ -108,8 +108,8 @@ def _loses_upsampling_offset(reader: Op, value: Value, rewriter: Rewriter) -> bo
 def _indices_may_be_overwritten(op: Op, rewriter: Rewriter) -> bool:
     """Whether other operations run between a GATHER or SCATTER and the reader of its result.
 
-    Bug ``gathered``: Vela records one byte for each index instead of four. Other operations may therefore overwrite the
-    indices while the DMA still reads them. Constant indices are not affected.
+    Bug ``gathered``: Vela records a size of one byte for each index instead of four. Other operations may therefore
+    overwrite the indices while the DMA still reads them. Constant indices are not affected.
     """
     return op.inputs[1].data is None and not _is_read_by_next_operation(op.output, rewriter)
 
@@ -121,7 +121,10 @@ def _copy_after_gather(op: Op, match: bool, rewriter: Rewriter) -> Value:
 
 
 def _is_read_by_next_operation(value: Value, rewriter: Rewriter) -> bool:
-    """Whether the only reader of ``value`` runs next. Vela schedules the producers of the last operand first."""
+    """Whether the only reader of ``value`` runs next.
+
+    Vela schedules the producers of the reader's last operand first. A producer of an earlier operand runs in between.
+    """
     readers = rewriter.users(value) or []
     if len(readers) != 1 or readers[0].kind in ("RESHAPE", "RESCALE"):
         return len(readers) == 1 and _is_read_by_next_operation(readers[0].output, rewriter)
@@ -130,7 +133,7 @@ def _is_read_by_next_operation(value: Value, rewriter: Rewriter) -> bool:
 
 SLICED_WORKAROUND = copy_operands_where("sliced", (*_SPLITTABLE, *(ELEMENTWISE - UNARY)), _loses_slice_offset)
 WORKAROUNDS: tuple[AnyWorkaround, ...] = (
-    copy_operands_where("column", (*_REDUCTIONS, "ARGMAX"), _reduces_column),
+    copy_operands_where("reduced_column", (*_REDUCTIONS, "ARGMAX"), _reduces_column),
     copy_operands_where("joined", ("CONCAT", "PAD"), _loses_concat_offset),
     copy_operands_where("joined_upsampling", ("CONCAT", "PAD"), _loses_upsampling_offset, releases=((5, 2),)),
     Workaround("gathered", ("GATHER", "SCATTER"), _indices_may_be_overwritten, _copy_after_gather),

@@ -52,8 +52,8 @@ def _preserve_clipping(op: Op, match: bool, rewriter: Rewriter) -> Value:
 def _is_widened_again(value: Value, rewriter: Rewriter, *, scaled: bool) -> bool:
     """Whether a RESCALE that does not narrow reads ``value``, and Vela may merge it with the producer of ``value``.
 
-    Data movement may be between the two. Vela always merges a RESCALE by 1. If ``scaled`` is True, RESCALEs of other
-    scales also count: Vela merges them on U85, and on U55 and U65 if they are the only reader.
+    Data movement may be between the two. Vela always merges a RESCALE by 1. If ``scaled`` is True, RESCALEs by other
+    scales are included: on U85, Vela merges all of them; on U55 and U65, only one that is the only reader.
     """
     may_merge = scaled and (rewriter.has_one_use(value) or rewriter.builder.target.hardware.fuses_shared_rescale)
     for op in rewriter.users(value) or ():
@@ -130,8 +130,9 @@ def _match_narrowing_cast(op: Op, rewriter: Rewriter) -> int | None:
 def _match_chained_cast(op: Op, rewriter: Rewriter) -> int | None:
     """Match a CAST that ``_match_narrowing_cast`` matches, if all its readers are of the same elementwise kind.
 
-    Bug ``chained_cast``: if Vela puts the CAST and its reader into one chain, the CAST saturates as on U55. RESHAPEs
-    may be between the two. CLAMP is excluded, because Vela fuses it with the CAST.
+    Bug ``chained_cast``: U85 executes a chain of elementwise operations without storing the results between them. If
+    Vela puts the CAST and its reader into one chain, the CAST saturates as on U55. RESHAPEs may be between the two.
+    CLAMP is excluded, because Vela fuses it with the CAST.
     """
     result = op.output
     while (users := rewriter.users(result)) and len(users) == 1 and users[0].kind == "RESHAPE":
@@ -163,7 +164,7 @@ def _value_bounds(value: Value, depth: int = 8) -> tuple[float, float]:
     """(minimum, maximum) of a value by interval arithmetic on the operators that typically precede a CAST.
 
     Args:
-        depth: maximum number of preceding operators to analyse. Their operands have the bounds of the element type.
+        depth: maximum number of preceding operators to analyse. Values before them get the bounds of their type.
     """
     op = value.producer
     if value.data is not None:

@@ -2,9 +2,9 @@
 
 A partial tensor is a part of a larger tensor: the result of a SLICE, or an operand of a CONCAT, PAD or TILE. All bugs
 here are in Vela 5.2 only. On U55 and U65, Vela executes a RESCALE to or from int32 by a MUL if no operator fuses it. If
-the RESCALE reads int8 or int16, a widening ADD precedes the MUL. Before that, Vela fuses SLICE, CONCAT, PAD and TILE
-into the RESCALE, but the ADD and the MUL do not get the offset of the part. On all NPUs, Vela merges a CONCAT, PAD or
-TILE, a RESCALE and a following CONCAT or PAD, and writes only one part.
+the RESCALE reads int8 or int16, a widening ADD precedes the MUL. Vela fuses SLICE, CONCAT, PAD and TILE into the
+RESCALE before it emits ADD and MUL, and does not pass the offset of the part to them. On all NPUs, Vela merges three
+operators into one and writes only one part: a CONCAT, PAD or TILE; a RESCALE; and a following CONCAT or PAD.
 """
 
 from __future__ import annotations
@@ -88,10 +88,11 @@ def _find_partitioned_producer(op: Op, rewriter: Rewriter) -> Op | None:
 def _is_between_concatenations(op: Op, rewriter: Rewriter) -> bool:
     """Match a RESCALE between a CONCAT, PAD or TILE and another CONCAT or PAD.
 
-    Also match a per-channel RESCALE after any producer that ``_find_partitioned_producer`` finds. Bug ``joined_again``:
-    if each of the three is the only reader of the preceding one, Vela merges them and writes only one part. The first
-    operand of a second CONCAT is not affected. For a per-channel RESCALE, Vela rescales each part by the scales of the
-    first channels, and not by the scales of the part's channels.
+    Bug ``joined_again``: if each of the three operators is the only reader of the one before it, Vela merges them and
+    writes only one part. The first operand of the second CONCAT is not affected.
+
+    Also match a per-channel RESCALE after any producer that ``_find_partitioned_producer`` finds: Vela rescales each
+    part by the scales of the first channels, and not by the scales of the part's channels.
     """
     source, readers = _find_partitioned_producer(op, rewriter), rewriter.users(op.output)
     if source is not None and op.attrs["per_channel"]:
@@ -114,7 +115,7 @@ def absorbs_widening(op: Op) -> bool:
 def _is_duplicated_for_slice(op: Op, rewriter: Rewriter) -> bool:
     """Match a RESCALE to or from int32 that Vela duplicates for several readers, one of which reads a SLICE of it.
 
-    Bug ``rescaled_parts``: unless all readers fuse their duplicates, the duplicate before the SLICE has the bug
+    Bug ``duplicated_for_slice``: unless all readers fuse their duplicates, the duplicate before the SLICE has the bug
     ``rescaled_part``.
     """
     readers = _duplicating_readers(op, rewriter)
@@ -126,9 +127,9 @@ def _is_duplicated_for_slice(op: Op, rewriter: Rewriter) -> bool:
 def _is_duplicated_for_reshape(op: Op, rewriter: Rewriter) -> bool:
     """Match a RESCALE that Vela duplicates for several readers, one of which reads a RESHAPE of it.
 
-    Bug ``reshaped_parts``: each duplicate writes the shape of its reader, but reads the shape before the RESHAPE. If
-    the reader fuses its duplicate, both shapes are correct. The offset of a SLICE is still computed in the shape before
-    the RESHAPE.
+    Bug ``duplicated_for_reshape``: each duplicate writes the shape of its reader, but reads the shape before the
+    RESHAPE. If the reader fuses its duplicate, both shapes are correct. But the offset of a SLICE is wrong even then,
+    because Vela computes it in the shape before the RESHAPE.
     """
     readers = _duplicating_readers(op, rewriter)
     if any({"SLICE", "RESHAPE"} <= between for _, between in readers):
@@ -151,13 +152,15 @@ def _duplicating_readers(op: Op, rewriter: Rewriter) -> list[tuple[Op, frozenset
 
 
 def _final_readers(value: Value, rewriter: Rewriter, passed: frozenset[str]) -> Iterator[tuple[Op, frozenset[str]]]:
-    """The readers of ``value``. If Vela fuses a RESCALE into several readers, these readers replace the RESCALE.
+    """Yield the operators that read ``value`` directly, through views, or through a RESCALE that Vela fuses into them.
+
+    A RESCALE with at most one reader is yielded itself.
 
     Args:
-        passed: kinds of the operators between the original value and ``value``.
+        passed: kinds of the views that the caller has already passed; they are added to the yielded kinds.
 
     Yields:
-        (reader, kinds of the operators between the original value and the reader).
+        (reader, kinds of the views before it), as ``readers_past_views``.
     """
     for reader, between in readers_past_views(value, rewriter, passed):
         duplicating = (
@@ -184,8 +187,8 @@ def _may_fuse_into_readers(op: Op, rewriter: Rewriter) -> bool:
 def _fuses_all_operand_rescales(op: Op, rewriter: Rewriter) -> bool:
     """Whether Vela fuses the RESCALEs of all operands into ``op``, so that none of them is executed.
 
-    If all readers of a RESCALE are arithmetic, Vela duplicates the RESCALE and fuses the duplicates. Before that, Vela
-    fuses RESCALEs into their producers where possible.
+    If all readers of a RESCALE are arithmetic, Vela duplicates the RESCALE and fuses the duplicates. Exception: Vela
+    first fuses RESCALEs into their producers where possible, and does not duplicate these.
     """
     if _fuses_scaled_sum(op, rewriter) or _fuses_unit_rescales_of_operands(op, rewriter):
         return True
@@ -300,10 +303,10 @@ def _fuses_into_producer(rescale: Op, rewriter: Rewriter) -> bool:
 
 
 def _merges_unscaled(rescale: Op, rewriter: Rewriter) -> bool:
-    """Whether Vela on U55 and U65 merges the RESCALE of narrow arithmetic with a following RESCALE by 1 to int32.
+    """Whether arithmetic on U55 or U65 cannot fuse ``rescale``, because Vela merges it with a RESCALE by 1 to int32.
 
-    The arithmetic cannot fuse the merged RESCALE: these NPUs do not scale an int32 result of arithmetic. A ``rescale``
-    by 1 is not affected, because Vela removes it. Vela does not merge RESCALEs with a zero point between them.
+    These NPUs do not scale an int32 result of arithmetic. A ``rescale`` by 1 is not affected, because Vela removes it.
+    Vela does not merge RESCALEs with a zero point between them.
     """
     if not rewriter.builder.target.hardware.sums_rescale_operands or log2_scale(rescale) == 0:
         return False
@@ -311,8 +314,8 @@ def _merges_unscaled(rescale: Op, rewriter: Rewriter) -> bool:
 
 
 WORKAROUNDS: tuple[AnyWorkaround, ...] = (
-    Workaround("reshaped_parts", ("RESCALE",), _is_duplicated_for_reshape, copy_result, releases=((5, 2),)),
-    Workaround("rescaled_parts", ("RESCALE",), _is_duplicated_for_slice, copy_result, releases=((5, 2),)),
+    Workaround("duplicated_for_reshape", ("RESCALE",), _is_duplicated_for_reshape, copy_result, releases=((5, 2),)),
+    Workaround("duplicated_for_slice", ("RESCALE",), _is_duplicated_for_slice, copy_result, releases=((5, 2),)),
     Workaround("rescaled_part", ("RESCALE",), _loses_operand_offset, rescale_copy, releases=((5, 2),)),
     Workaround("joined_again", ("RESCALE",), _is_between_concatenations, rescale_copy, releases=((5, 2),)),
     copy_operands_where("joined_rescale", ("CONCAT", "PAD"), _loses_result_offset, releases=((5, 2),)),

@@ -19,10 +19,10 @@ _MAX_CHAIN_OPERATIONS, _MAX_CHAIN_OPERANDS = 4, 3
 
 
 def duplicate_cheap_producers(graph: Graph, target: Target) -> None:
-    """Give a TABLE or MATMUL an operand that no other operator reads, because Vela fuses only a single reader.
+    """Give a TABLE or MATMUL an operand that no other operator reads. Vela fuses an operator only into a single reader.
 
-    An int16 TABLE then reads a copy of its operand, and a MATMUL the result of duplicated arithmetic. A TABLE of 100
-    elements takes 2,600 cycles if it is not fused, and an addition or a copy 100 (U55-128 and U85-256).
+    An int16 TABLE gets a copy of its operand. For a MATMUL, the arithmetic that computes its operand is duplicated. A
+    TABLE of 100 elements takes 2,600 cycles if it is not fused; an addition or a copy takes 100 (U55-128 and U85-256).
     """
     if target.hardware.is_npu:
         apply_once(graph, target, {"TABLE": [_copy_table_operand], "RESHAPE": [_duplicate_matmul_column]})
@@ -31,7 +31,7 @@ def duplicate_cheap_producers(graph: Graph, target: Target) -> None:
 def _duplicate_matmul_column(op: Op, rewriter: Rewriter) -> Value | None:
     """If a RESHAPE and a MATMUL read a column of shape (1, n, 1), compute the column again for the RESHAPE.
 
-    Vela transposes a column only if the column has a single reader. The MATMUL is then the only one.
+    Vela transposes a column only if the column has a single reader. After this rewrite, the MATMUL is the only reader.
     """
     b, x = rewriter.builder, op.inputs[0]
     rescale = producer(x, "RESCALE")
