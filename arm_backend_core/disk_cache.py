@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,15 +36,12 @@ def write_atomically(target: Path, *chunks: bytes | memoryview) -> None:
 
 
 def _write_atomically(target: Path, chunks: Sequence[bytes | memoryview]) -> None:
-    with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
-        try:
+    # Not by tempfile, whose files have the mode 0600.
+    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    try:
+        with temporary.open("xb") as file:
             file.writelines(chunks)
-            file.close()
-            # mkstemp creates files with mode 0600. Set the mode that other new files have.
-            umask = os.umask(0)
-            os.umask(umask)
-            os.chmod(file.name, 0o666 & ~umask)
-            os.replace(file.name, target)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
+        os.replace(temporary, target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -17,7 +17,7 @@ _PACKAGE_FOLDER = Path(__file__).parents[1]
 _LIBRARY_FOLDERS = (
     os.path.dirname(os.__file__),
     *(str(Path(package).parent.parent) for package in (torch.__file__, executorch.exir.__file__)),
-    *(str(_PACKAGE_FOLDER), str(_PACKAGE_FOLDER.with_name("arm_backend_core")), "<"),
+    *(f"{_PACKAGE_FOLDER}{os.sep}", f"{_PACKAGE_FOLDER.with_name('arm_backend_core')}{os.sep}", "<"),
 )
 
 _STATIC_SHAPES = (
@@ -51,7 +51,7 @@ def is_argument_error(error: BaseException) -> bool:
     return (
         isinstance(error, (ValueError, TypeError))
         and bool(frames)
-        and frames[-1].f_code.co_filename.startswith(str(_PACKAGE_FOLDER))
+        and frames[-1].f_code.co_filename.startswith(f"{_PACKAGE_FOLDER}{os.sep}")
     )
 
 

@@ -362,7 +362,11 @@ def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0, *, quantiz
         first, beyond = (flat >= flat, flat != flat) if use_data_range else (flat >= low, flat > high)
         between = [flat >= edges] if bins > 1 else []
         inside = torch.cat([first, *between], 1) & ~torch.cat([*between, beyond], 1)
-        return inside.to(x.dtype).sum(0)
+        counts = inside.to(x.dtype).sum(0)
+        if not use_data_range:
+            return counts
+        middle = x.numel() * (torch.arange(bins) == bins // 2).to(x.dtype)
+        return torch.where(torch.eq(low, high), middle, counts)  # a range of width 0 is widened by 1 on each side
     if use_data_range:
         same = torch.eq(flat.amin(), flat.amax()).to(x.dtype)
         low, high = low - same, high + same
