@@ -1,4 +1,4 @@
-"""The list of alternatives, and the pass that chooses among them by cost."""
+"""The pass that applies alternatives, bit-exact rewrites of TOSA operators, where a cost model estimates a gain."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from arm_backend_core.tosa.graph import Graph
 from arm_backend_core.tosa.passes.pipeline import Pass, assert_serializable, run_last_passes
 from arm_backend_core.tosa.serialize import serialize
 
-#: All alternatives in the order of their application. An alternative may rewrite the result of an earlier one.
+#: The alternatives that are chosen by cost, in the order of application. An alternative may rewrite the result of an
+#: earlier one.
 ALTERNATIVES = (
     *(
         factorized_pools.FACTORIZED_POOLS,
@@ -69,7 +70,7 @@ def make_alternatives_pass(spec: ArmCompileSpec) -> Pass:
     """Create the pass that chooses alternatives by cost, and applies the unconditional ones.
 
     It changes graphs for NPUs only. It chooses by cost if ``spec`` is an ``EthosUCompileSpec`` that sets
-    ``search_alternatives``. For a ``DeferredTuningSpec``, it first records the graph.
+    ``search_alternatives``. If ``spec`` is a ``DeferredTuningSpec``, it first appends the graph to ``spec.graphs``.
     """
 
     def choose(graph: Graph, target: Target) -> None:
@@ -97,9 +98,10 @@ def choose_deferred(data: bytes, spec: EthosUCompileSpec) -> bytes:
 
 
 def describe_choices(choices: list[Choice]) -> str:
-    """Describe the chosen alternatives for the report: those that take no more cycles, then those that take more.
+    """Describe the chosen alternatives for the report.
 
-    An alternative may take more cycles if it saves bytes of SRAM (``PACKED_CHANNELS``) or of weights (all others).
+    Alternatives that do not take more cycles than the original operators come first. The others take more cycles and
+    save memory: ``PACKED_CHANNELS`` saves bytes of SRAM, any other alternative saves bytes of weights.
     """
     faster, smaller = ([c for c in choices if (c.saved_cycles < 0) == costs_cycles] for costs_cycles in (False, True))
     texts = []

@@ -1,7 +1,7 @@
 """Attention heads: avoid the TRANSPOSE that permutes heads and tokens.
 
-One convolution for each head computes the heads separately. The output projection, a convolution over heads, merges
-them.
+``SEPARATE_HEADS`` avoids it before the attention: one convolution computes each head. ``MERGE_HEADS`` avoids it after
+the attention: the output projection becomes a convolution over the heads.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from arm_backend_core.tosa.passes.rewrite import Rewriter, producer
 def separate_heads(op: Op, rewriter: Rewriter) -> Value | None:
     """Replace a TRANSPOSE of [1, T, heads, D] after a convolution by one convolution for each head and a CONCAT.
 
-    If the TRANSPOSE also exchanges T and D, a TRANSPOSE of these two dimensions follows the CONCAT. Bit-exact: each
-    convolution has the weights, bias and scales of its channels.
+    T is the number of tokens, D the number of channels of a head. If the TRANSPOSE also exchanges T and D, a TRANSPOSE
+    of these two dimensions follows the CONCAT. Bit-exact: each convolution has the weights, bias and scales of its
+    channels.
     """
     parts = compute_heads(op, rewriter)
     if parts is None:
@@ -29,9 +30,9 @@ def compute_heads(op: Op, rewriter: Rewriter) -> list[Value] | None:
     """Compute [1, 1, T, D] for each head by a separate convolution.
 
     Returns:
-        One value per head. None unless ``op`` is a TRANSPOSE that moves the heads before the tokens, after a CONV2D
-        with constant weight and bias, its RESCALE and a RESHAPE that splits the channels into heads. The results of
-        these three operators must have one reader each.
+        One value per head. None unless ``op`` is a TRANSPOSE that moves the heads before the tokens. Three operators,
+        each with one reader, must precede it: a CONV2D with constant weight and bias, its RESCALE, and a RESHAPE that
+        splits the channels into heads.
     """
     projection = _match_projection(op, rewriter)
     if projection is None:

@@ -16,12 +16,12 @@ def multiply_per_head(op: Op, rewriter: Rewriter) -> Value | None:
 
     ``op`` is the RESCALE, or the TRANSPOSE that merges the heads. Bit-exact: a batched MATMUL computes the same sums
     for each matrix. A CONCAT joins the heads along the batch, or along channels if ``op`` is the TRANSPOSE. If a
-    convolution computes an operand, the convolution becomes one convolution for each head. If the operand is transposed
-    to [D, T], a TRANSPOSE follows each convolution. Vela removes this TRANSPOSE together with the TRANSPOSE that Vela
-    inserts before the MATMUL.
+    convolution computes an operand, it is split into one convolution for each head. If the operand is transposed to
+    [D, T], a TRANSPOSE follows each convolution. It cancels with the TRANSPOSE that Vela inserts before the MATMUL.
 
-    Attention with 2 heads of 64 channels on 32 tokens, int8, U85-256: 8,832 instead of 11,520 cycles (scores), 11,872
-    instead of 15,040 (values). On U55, the copies of parts cost more: 207,552 instead of 183,472.
+    Attention with 2 heads of 64 channels on 32 tokens, int8, U85-256: the product with the keys takes 8,832 instead of
+    11,520 cycles, and the product with the values 11,872 instead of 15,040. On U55, the rewrite costs more than it
+    saves, because Vela copies the operands of each head: 207,552 instead of 183,472 cycles.
     """
     b, merges_heads = rewriter.builder, op.kind == "TRANSPOSE"
     rescale = _match_head_rescale(op) if merges_heads else op
@@ -66,8 +66,8 @@ def multiply_transposed(op: Op, rewriter: Rewriter) -> Value | None:
     """Compute RESCALE(A @ B) as the transpose of RESCALE(B^T @ A^T). Bit-exact: the sums are the same.
 
     On U55 and U65, cycles grow with the columns of the second operand. The rewrite applies if A^T has fewer columns
-    than B. Attention with 2 heads of 64 channels on 32 tokens, int8, product with the values: 157,248 cycles on
-    U55-128, and 155,136 transposed (U65-256: 231,092 and 191,363).
+    than B. Attention with 2 heads of 64 channels on 32 tokens, int8, product with the values: 155,136 instead of
+    157,248 cycles on U55-128, 191,363 instead of 231,092 on U65-256.
     """
     b, product = rewriter.builder, producer(op.inputs[0], "MATMUL")
     if product is None:
@@ -91,7 +91,7 @@ def _match_matmul_to_transpose(op: Op, rewriter: Rewriter) -> Region | None:
     if last is None or rewriter.builder.target.hardware.splits_matmuls or columns <= rows:
         return None
     after = collect_neighbors(last, rewriter, (), ("RESHAPE", "TRANSPOSE"))
-    if any(step.kind == "TRANSPOSE" for step in after):  # no later pass merges consecutive TRANSPOSEs
+    if any(step.kind == "TRANSPOSE" for step in after):  # both TRANSPOSEs would remain: no later pass merges them
         return None
     return Region([*collect_neighbors(op, rewriter, ("RESHAPE", "TRANSPOSE", "CONCAT"), ()), *after], ((last,),))
 
@@ -107,7 +107,8 @@ def _match_per_head(op: Op, rewriter: Rewriter) -> Region | None:
     ):  # Vela may need many operations for a TRANSPOSE of the concatenation
         return None
     last = transposes[0] if len(transposes) == 1 else last
-    # The region includes the producers of the operands. They write into a CONCAT without a copy, unlike region inputs.
+    # The region includes the producers of the operands: Vela lets a producer write directly into a CONCAT, but would
+    # copy an input of the region.
     before = collect_neighbors(op, rewriter, ("RESHAPE", "TRANSPOSE", "CONCAT", "RESCALE"), ())
     convs = [conv for step in before for x in step.inputs if (conv := producer(x, "CONV2D")) is not None]
     read = collect_neighbors(last, rewriter, (), ("RESHAPE",))

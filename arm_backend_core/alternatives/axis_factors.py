@@ -19,10 +19,12 @@ MOVEMENT_KINDS = ("RESHAPE", "TRANSPOSE")
 class AxisFactor(NamedTuple):
     """A factor of a dimension of the source tensor.
 
+    For example, a RESHAPE of dimension 0 from [6] to [2, 3] gives AxisFactor(0, 3, 2) and AxisFactor(0, 1, 3).
+
     Attributes:
-        axis: the dimension.
-        stride: distance of neighbouring elements of the factor along ``axis``.
-        size: number of elements.
+        axis: the dimension of the source tensor.
+        stride: distance along ``axis`` between neighbouring elements of the factor.
+        size: number of elements of the factor.
     """
 
     axis: int
@@ -31,10 +33,9 @@ class AxisFactor(NamedTuple):
 
 
 def collect_data_movement(op: Op, rewriter: Rewriter) -> list[Op]:
-    """Collect the RESHAPEs and TRANSPOSEs directly before ``op``, followed by ``op`` itself.
+    """Collect the RESHAPEs and TRANSPOSEs directly before ``op``, and ``op`` itself, in execution order.
 
-    The first operator of the list comes first in the graph. An operator before ``op`` is collected only if its result
-    has one use.
+    The search stops at a result with several uses.
     """
     _, moves = trace_back(
         op.inputs[0], lambda before: before.kind in MOVEMENT_KINDS and rewriter.has_one_use(before.output)
@@ -46,8 +47,8 @@ def trace_axis_factors(shape: Sequence[int], moves: Sequence[Op]) -> list[AxisFa
     """Trace the dimensions of a tensor of shape ``shape`` through the TRANSPOSEs in ``moves``.
 
     Returns:
-        The factors of the dimensions in their order after ``moves``. None if a dimension of a TRANSPOSE's
-        operand is not a product of factors.
+        The factors of the dimensions in their order after ``moves``. None if ``group_by_dimension`` cannot distribute
+        the factors over the dimensions of a TRANSPOSE's operand.
     """
     factors = [AxisFactor(axis, 1, size) for axis, size in enumerate(shape) if size != 1]
     for op in moves:
@@ -60,7 +61,12 @@ def trace_axis_factors(shape: Sequence[int], moves: Sequence[Op]) -> list[AxisFa
 
 
 def group_by_dimension(factors: Sequence[AxisFactor], shape: Sequence[int]) -> list[list[AxisFactor]] | None:
-    """Distribute factors over the dimensions of ``shape``; split a factor if needed; None if this is impossible."""
+    """Distribute factors over the dimensions of ``shape``. A factor is split if a dimension ends within it.
+
+    Returns:
+        The factors of each dimension. None if a dimension would need a fraction of a factor: sizes 4 and 6 do not fit
+        the shape [6, 4].
+    """
     pending, groups = [*factors][::-1], list[list[AxisFactor]]()
     for size in shape:
         group, remaining = list[AxisFactor](), size

@@ -15,12 +15,14 @@ from arm_backend_core.tosa.passes.space_to_depth import emit_identity_convolutio
 #: Maximum number of channels. The multiplications per pixel grow with the square of this number. The rewrite is never
 #: cheaper for more channels.
 _MAX_CHANNELS = 2048
-#: Maximum number of elements whose movement is traced.
+#: Maximum number of elements of the source tensor. The position of each element is traced.
 _MAX_ELEMENTS = 1 << 22
 
 
 def select_channels(op: Op, rewriter: Rewriter) -> Value | None:
-    """Fold a channel permutation into the weights of the CONV2D ``op``, or replace it by a 1x1 convolution.
+    """Fold the channel permutation before a CONV2D into its weights, or emit a permutation as a 1x1 convolution.
+
+    If ``op`` is not a CONV2D, it is the last operator of the permutation, and the 1x1 convolution replaces its result.
 
     Bit-exact: the sums have the same products in another order, and zeros for channels that are not selected.
     """
@@ -32,7 +34,7 @@ def select_channels(op: Op, rewriter: Rewriter) -> Value | None:
     build = rewriter.builder
     if is_folded:
         data = op.inputs[1].data
-        if data is None or data.shape[-1] != len(order):  # the movement also changes pixels
+        if data is None or data.shape[-1] != len(order):  # the movement also changes the number of pixels
             return None
         weight = np.full((*data.shape[:3], x.shape[-1]), op.attrs["weight_zp"], data.dtype)
         weight[..., order] = data
@@ -49,9 +51,8 @@ def _match_selection(value: Value) -> tuple[Value, Array] | None:
     """Trace ``value`` back through data movement.
 
     Returns:
-        The source, and the source channel of each channel of ``value``. None if pixels have different channel
-        selections or exchange elements, if there is no data movement or it has no effect, or if the source is not int8
-        or is too large.
+        The source, and the source channel of each channel of ``value``. None in these cases: there is no data movement;
+        it has no effect; pixels select different channels or read other pixels; the source is not int8 or is too large.
     """
     x, steps = trace_back(value, lambda step: step.kind in INJECTIVE_MOVEMENT)
     if not steps or x.dtype is not DType.INT8 or x.size > _MAX_ELEMENTS or x.rank < 2:
@@ -75,15 +76,15 @@ def _square_sides(pixels: int) -> tuple[int, int]:
 def _match_region(op: Op, rewriter: Rewriter) -> Region | None:
     """Match a TRANSPOSE, or a SLICE of one channel, with the adjacent data movement and the convolutions that follow.
 
-    A strided slice of channels is a RESHAPE that splits the channels, and such a SLICE. There are three candidates:
-    fold the selection into the weights of all convolutions; emit a 1x1 convolution before them; rewrite the operator
-    itself and the first data movement after it.
+    A RESHAPE that splits the channels and a SLICE of one channel are a strided slice of channels. There are three
+    candidates: fold the selection into the weights of all convolutions; emit a 1x1 convolution before them; rewrite the
+    operator itself and the first data movement after it.
     """
     is_candidate = op.kind == "TRANSPOSE" or (op.output.shape[-1] == 1 and op.inputs[0].shape[-1] > 1)
     if not is_candidate or _match_selection(op.output) is None:
         return None
     ops = collect_neighbors(op, rewriter, INJECTIVE_MOVEMENT, ())
-    ends: list[Op] = []  # data movement that is unread, or that operators outside of the region read
+    ends: list[Op] = []  # data movement without readers, or with readers outside of the region
     conv_inputs: list[Op] = []  # data movement that convolutions read
     all_convs: list[Op] = []
     pending = [op]

@@ -1,4 +1,4 @@
-"""1x1 convolutions with few channels: halves of the channels become two kernel elements, neighbours along the width."""
+"""1x1 convolutions with few channels: each half of the input channels becomes one element of a 1x2 kernel."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from arm_backend_core.tosa.graph import Op, Value, constant
 from arm_backend_core.tosa.passes.rewrite import Rewriter
 
 #: Range of input channels for which Vela selects part-kernel-first traversal on U85, and for which the products take
-#: more cycles than writing the results. A step computes four kernel elements of eight channels, but a 1x1 kernel has
-#: one element: a convolution from 24 to 144 channels on 56x56 pixels takes 226,656 cycles, and 113,620 with a kernel of
-#: 1x2 (Vela 5.2, U85-256).
-#: ``pixels_as_channels`` saves as much, but a depthwise convolution that reads its result may wait for SRAM. Example of
-#: MobileNetV3-small: a convolution from 24 to 96 channels on 28x28 pixels and a 5x5 depthwise convolution with stride 2
-#: take 46,824 cycles with ``pixels_as_channels``, and 37,183 with this rewrite.
+#: more cycles than writing the results. In this traversal, the NPU computes four kernel elements of eight channels at a
+#: time, but a 1x1 kernel has one element: a convolution from 24 to 144 channels on 56x56 pixels takes 226,656 cycles,
+#: but 113,620 with a kernel of 1x2 (Vela 5.2, U85-256).
+#: ``pixels_as_channels`` saves as many cycles, but a depthwise convolution that reads its result may wait for SRAM.
+#: Example of MobileNetV3-small: a convolution from 24 to 96 channels on 28x28 pixels and a 5x5 depthwise convolution
+#: with stride 2 take 46,824 cycles with ``pixels_as_channels``, and 37,183 with this rewrite.
 _MIN_CHANNELS, _MAX_CHANNELS = 18, 32
-#: Number of kernel elements.
+#: Width of the new kernel.
 _TAPS = 2
 #: Minimum number of pixels.
 _MIN_PIXELS = 64
@@ -55,7 +55,8 @@ def _match_few_channels(op: Op, rewriter: Rewriter) -> Region | None:
     steps = match_epilogue(op, rewriter)
     if len(steps) == 1:
         return None
-    # The region includes the operators that write x and its other readers, which then use NHWC instead of bricks.
+    # The region includes the producers and the other readers of x: the reshaped convolution makes Vela store x as NHWC
+    # instead of NHCWB16, which changes their cost.
     writers = collect_neighbors(x.producer, rewriter, ("ADD", "CLAMP", "RESCALE", "TABLE"), ()) if x.producer else []
     convs = [
         source for step in writers for value in step.inputs if (source := value.producer) and "CONV" in source.kind

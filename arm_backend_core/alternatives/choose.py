@@ -1,4 +1,4 @@
-"""Choice among alternatives: estimate each region of a graph with and without a rewrite, and keep the cheapest."""
+"""Choice of alternatives: estimate each region of a graph with and without a rewrite, and keep the cheapest version."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from arm_backend_core.tosa.passes.pipeline import run_last_passes
 from arm_backend_core.tosa.passes.rewrite import Rewriter, RewriteRule, apply_once
 from arm_backend_core.tosa.passes.rewrite_tracing import is_rewrite_traced, trace_rule
 
-#: Function that estimates the cost of each graph; None for a graph without an estimate.
+#: Returns the estimated cost of each graph; None for a graph that cannot be estimated.
 CostFunction = Callable[[Sequence[Graph]], list[Cost | None]]
 
 
@@ -28,11 +28,11 @@ class Region(NamedTuple):
 
     Attributes:
         ops: the operators whose cost is estimated together.
-        alternatives: the candidates, each a set of operators to rewrite.
+        candidates: sets of operators to rewrite; the cheapest set is chosen, or none of them.
     """
 
     ops: Collection[Op]
-    alternatives: Sequence[Collection[Op]]
+    candidates: Sequence[Collection[Op]]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,14 @@ class Choice(NamedTuple):
 
 
 def collect_neighbors(op: Op, rewriter: Rewriter, before: Collection[str], after: Collection[str]) -> list[Op]:
-    """Collect ``op``, its transitive producers of kinds ``before`` and its transitive readers of kinds ``after``."""
+    """Collect ``op`` and its transitive producers and readers, up to the first operator of another kind.
+
+    Args:
+        op: the operator at which the search starts.
+        rewriter: has the readers of each value.
+        before: operator kinds of the producers.
+        after: operator kinds of the readers.
+    """
     producers = [op]
     for step in producers:  # the loop appends to ``producers``
         producers += [source for x in step.inputs if (source := x.producer) is not None and source.kind in before]
@@ -126,7 +133,7 @@ def _find_cheaper(
     trials: dict[Hashable, list[tuple[Sequence[int], Graph]]] = {}
     for region in _match_regions(graph, target, alternative):
         ops = sorted(set(region.ops), key=position.__getitem__)
-        candidates = [[i for i, op in enumerate(ops) if op in rewritten] for rewritten in ((), *region.alternatives)]
+        candidates = [[i for i, op in enumerate(ops) if op in rewritten] for rewritten in ((), *region.candidates)]
         key = _structural_key(ops), repr(candidates)
         if equal_regions.setdefault(key, []):
             equal_regions[key].append(ops)
@@ -172,13 +179,13 @@ def _structural_key(ops: Sequence[Op]) -> Hashable:
 
 
 def _match_regions(graph: Graph, target: Target, alternative: Alternative) -> Iterator[Region]:
-    """Yield the regions that an alternative matches. No operator is rewritten in two of them."""
+    """Yield the regions that an alternative matches, except those that rewrite an operator of an earlier region."""
     rewriter, seen, match = Rewriter(graph, target), set[Op](), alternative.match_region
     if is_rewrite_traced():
         match = partial(trace_rule, f"alternative '{alternative.name}'", match)
     for op in graph.ops:
         region = match(op, rewriter) if op.kind in alternative.kinds and op not in seen else None
-        rewritten = {other for ops in region.alternatives for other in ops} if region is not None else set()
+        rewritten = {other for ops in region.candidates for other in ops} if region is not None else set()
         if region is not None and seen.isdisjoint(rewritten):
             seen |= rewritten
             yield region

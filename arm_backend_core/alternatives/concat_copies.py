@@ -1,8 +1,8 @@
 """Operands of a CONCAT that Vela would copy: multiply them by 1 instead, which takes fewer cycles on U85.
 
-Vela lets an operation write directly into the result of a CONCAT if only the CONCAT reads its result
-(``MoveConcatSliceToProducer``). It copies any other operand, for example a skip connection, by an average pool, which
-takes 0.5 cycles for each element on U85-256. A product by 1 takes 0.25 cycles: U-Net with 128x128 pixels takes
+If only a CONCAT reads a tensor, Vela lets the producer write directly into the result of the CONCAT
+(``MoveConcatSliceToProducer``). Vela copies any other operand, for example a skip connection, by an average pool, which
+takes 0.5 cycles for each element on U85-256. A product with 1 takes 0.25 cycles: U-Net with 128x128 pixels takes
 3,497,898 instead of 3,728,778 cycles (Vela 5.2).
 """
 
@@ -27,8 +27,8 @@ def copy_operands(op: Op, rewriter: Rewriter) -> Value:
 def _is_copied(x: Value, rewriter: Rewriter) -> bool:
     """Whether ``x`` is an image that Vela copies.
 
-    Sequences are excluded: elementwise operations read them in chains, for which the estimate of a region is too low.
-    A ViT would take 2% more cycles.
+    Sequences (rank 3) are excluded: elementwise operations that read them are chained, and the estimate of a region
+    with part of a chain is too low. With sequences, a ViT would take 2% more cycles.
     """
     is_image = x.rank == 4 and x.dtype in (DType.INT8, DType.INT16) and x.size >= _MIN_ELEMENTS
     if not is_image or x.data is not None:

@@ -22,7 +22,9 @@ ACTIVATIONS = ("CLAMP", "TABLE")
 def match_epilogue(op: Op, rewriter: Rewriter) -> list[Op]:
     """Match a convolution, its RESCALE, and a CLAMP or TABLE after the RESCALE.
 
-    The chain is shorter if another operator follows, or if a result has several readers or is an output of the graph.
+    Returns:
+        The matched operators in execution order; at least ``op``. The list ends before an operator of another kind, and
+        after an operator whose result has several readers or is an output of the graph.
     """
     chain = [op]
     for kinds in (("RESCALE",), ACTIVATIONS):
@@ -43,9 +45,9 @@ def trace_epilogue(op: Op, kind: str) -> list[Op]:
 def collect_readers(last: Op, rewriter: Rewriter) -> list[Op]:
     """Collect ``last`` and its transitive readers that are CONCATs, RESCALEs or activations.
 
-    The CONV2Ds that read any of these, and the RESCALEs of the CONV2Ds, are collected too. Without its readers, the
-    result would be an output of the region. Vela stores outputs in another memory layout, for which it estimates twice
-    the cycles.
+    The CONV2Ds that read any of these, and the RESCALEs of the CONV2Ds, are collected too. If a region ended at
+    ``last``, its result would be an output of the region. Vela stores outputs in another memory layout than
+    intermediate tensors, for which it estimates twice the cycles.
     """
     readers = collect_neighbors(last, rewriter, (), ("CONCAT", "RESCALE", *ACTIVATIONS))
     convs = [reader for step in readers for reader in rewriter.users(step.output) or () if reader.kind == "CONV2D"]
@@ -64,7 +66,8 @@ def apply_epilogue(value: Value, steps: Sequence[Op], channels: Array, build: Bu
     Args:
         value: accumulators of the selected output channels of the convolution.
         steps: the operators of the epilogue.
-        channels: indices of the selected channels, which select their per-channel scales.
+        channels: for each channel of ``value``, the output channel of the original convolution. The RESCALE gets the
+            per-channel scales of these channels.
     """
     for step in steps:
         attrs = dict(step.attrs)

@@ -20,7 +20,7 @@ from arm_backend_core.tosa.serialize import serialize
 from arm_backend_core.workers import vela
 from arm_backend_core.workers.worker import WorkerDied, WorkerError
 
-#: Time limit of Vela for one graph, which usually takes milliseconds. After the time limit, the estimate is None.
+#: Time limit of Vela for one graph, which usually takes milliseconds. If Vela takes longer, the estimate is None.
 _TIMEOUT_SECONDS = 20.0
 #: Maximum number of estimates on disk for one configuration. The oldest are dropped first.
 _MAX_CACHED = 20_000

@@ -1,4 +1,4 @@
-"""Deferred tuning: record graphs before alternatives are chosen, so that a sweep chooses them per configuration."""
+"""Deferred tuning: record graphs before alternatives are chosen, so that a sweep can choose per NPU configuration."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def _skip_padding(op: Op) -> tuple[Value, int]:
     if pad is None or pad.attrs["pad_const"] != op.attrs["input_zp"] or any(op.attrs["pad"]):
         return x, own_padding
     padding, source = pad.attrs["padding"], pad.inputs[0]
-    before_t = len(padding) - 4  # ``padding`` is (before, after) for each axis, and T is the last axis but one
+    before_t = len(padding) - 4  # ``padding`` lists before and after of each axis, and T is the last axis but one
     keeps_axes = source.rank > 1 and source.shape[-1] == x.shape[-1] and pad.output.shape[-2] == x.shape[-2]
     if not keeps_axes or any(amount for i, amount in enumerate(padding) if i not in (before_t, before_t + 1)):
         return x, own_padding

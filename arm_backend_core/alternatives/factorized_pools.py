@@ -11,9 +11,9 @@ from arm_backend_core.alternatives.choose import Alternative, Region
 from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.passes.rewrite import Rewriter
 
-#: Largest window of a stage. For each output element, Vela estimates one cycle per window element, but at least 4. A
-#: larger window therefore takes proportionally more cycles, and saves only an operation. With 5, poolings of 5, 9 and
-#: 13 share their first stages.
+#: Maximum number of rows or columns in the window of a stage. Vela estimates one cycle per window element for each
+#: output element, but at least 4 cycles. Larger windows would need fewer stages, but about as many cycles. With 5,
+#: poolings of 5, 9 and 13 share their first stages.
 _MAX_WINDOW = 5
 
 
@@ -46,7 +46,8 @@ def _split_window(size: int, before: int, after: int) -> Iterator[tuple[int, int
         stage = min(size, _MAX_WINDOW)
         shrinkage = stage - 1  # number of elements by which a stage without padding shortens the axis
         # Half of the shrinkage on each side keeps symmetric padding symmetric, so that poolings of several sizes share
-        # their first stages. All later stages shorten the axis by ``size - stage``, which limits their padding.
+        # their first stages. All later stages together shorten the axis by ``size - stage``; this stage must take the
+        # padding that exceeds this number.
         stage_pads = [min(pad, shrinkage, max(shrinkage // 2, pad - (size - stage))) for pad in (before, after)]
         yield stage, stage_pads[0], stage_pads[1]
         size, before, after = size - shrinkage, before - stage_pads[0], after - stage_pads[1]

@@ -1,8 +1,8 @@
 """int16 linear layers on a small Ethos-U85: the high and the low bytes of the input become two int8 pixels.
 
 For a single pixel, Vela estimates four times as many cycles for int16 activations as for int8: 291,121 against 72,497
-for 1024 to 1000 channels on U85-256. The two pixels are the rows of the activation matrix [2, C]. They cost as much as
-one, because the weights are read once.
+for 1024 to 1000 channels on U85-256. The two pixels are the rows of the activation matrix [2, C]. Two int8 pixels take
+as many cycles as one, because the weights are read once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer
 from arm_backend_core.tosa.vela_workarounds.copies import broadcast_constant
 
-#: Minimum number of weights. 128 to 128 channels take 5,242 cycles, and 3,812 with this rewrite.
+#: Minimum number of weights. With this rewrite, a layer from 128 to 128 channels takes 3,812 instead of 5,242 cycles.
 _MIN_WEIGHTS = 1 << 14
 
 

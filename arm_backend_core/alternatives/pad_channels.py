@@ -26,7 +26,7 @@ _MIN_WEIGHTS = 1 << 14
 _MIN_SLOW_WEIGHTS, _MAX_SLOW_PIXELS = 1 << 10, 32
 
 
-#: Returns the number of input channels to pad to, or the present number if padding is not considered.
+#: Returns the number of input channels to pad to; the present number if the CONV2D should not be padded.
 ChooseChannels = Callable[[Op, Hardware], int]
 
 
@@ -45,7 +45,7 @@ def pad_input_channels(op: Op, rewriter: Rewriter, *, choose_channels: ChooseCha
 
 
 def _round_up_to_weight_blocks(op: Op, hardware: Hardware) -> int:
-    """Round up to whole weight blocks on U55 and U65, for int8 images of one pixel."""
+    """Return the number of input channels, rounded up to whole weight blocks: U55 and U65, int8 images of one pixel."""
     x, weight = op.inputs[:2]
     is_one_pixel = x.shape[1:3] == (1, 1) and x.dtype is DType.INT8
     gains = hardware.pads_weight_blocks and is_one_pixel and weight.size >= _MIN_WEIGHTS
@@ -70,7 +70,7 @@ def _match_pointwise_conv(op: Op, rewriter: Rewriter, *, choose_channels: Choose
 
 
 def _cycles_times_weight_bytes(cost: Cost) -> float:
-    """Cycles times bytes of weights: padding must divide the cycles by more than it multiplies the weights.
+    """Cycles times bytes of weights: if padding doubles the bytes, it must take less than half of the cycles.
 
     The default objective, a sum, would count the added bytes once for each time step of an unrolled recurrent layer,
     although the steps share the weights.

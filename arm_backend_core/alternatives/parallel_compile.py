@@ -1,4 +1,4 @@
-"""Compile a flatbuffer with two sets of options in parallel: Vela's process forks a child for the second set."""
+"""Compile a flatbuffer with two sets of options in parallel: Vela's worker process forks a child for the second set."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from arm_backend_core.alternatives.conv_epilogue import ACTIVATIONS, apply_epilo
 from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.passes.rewrite import Rewriter
 
-#: Readers whose cost depends on the memory layout.
+#: Kinds of operators that may read the result, and whose cost depends on its memory layout.
 _READERS = ("ADD", "AVG_POOL2D", "CONCAT", "DEPTHWISE_CONV2D", "MAX_POOL2D", "RESCALE")
 
 
@@ -17,7 +17,7 @@ def flatten_pixels(op: Op, rewriter: Rewriter) -> Value | None:
     """Rewrite a 1x1 CONV2D with its epilogue to an image of one row. Bit-exact: each pixel has its own sums.
 
     The NPU computes blocks of an even number of rows and columns: 8x8 pixels for an image of 7x7. In one row of 49
-    pixels, it computes 50. From 576 to 96 channels on 7x7 pixels, U85-256: 13,584 cycles, and 12,648 in one row.
+    pixels, it computes 50. From 576 to 96 channels on 7x7 pixels, U85-256: 12,648 instead of 13,584 cycles.
     """
     conv, *epilogue = trace_epilogue(op, "CONV2D")
     b, x = rewriter.builder, conv.inputs[0]
@@ -37,8 +37,8 @@ def _match_odd_image(op: Op, rewriter: Rewriter) -> Region | None:
     if not is_pointwise or min(height, width) == 1 or height % 2 == width % 2 == 0:
         return None
     steps = match_epilogue(op, rewriter)
-    # A row has another memory layout, which may cost more in the producer of x, other readers of x, and readers of the
-    # result.
+    # The region includes the producers of x, its other readers and the readers of the result: the memory layout of a
+    # single row may make these operators slower.
     producers = collect_neighbors(op, rewriter, ("RESCALE", "DEPTHWISE_CONV2D", *ACTIVATIONS), ())
     other_readers = rewriter.users(x) or []
     readers = collect_neighbors(steps[-1], rewriter, (), _READERS)

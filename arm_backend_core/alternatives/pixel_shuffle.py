@@ -44,12 +44,15 @@ _MAX_CHANNELS = 512
 class _ShuffleLayout(NamedTuple):
     """The convolutions and how their results are assembled.
 
+    ``axis_factors`` explains factors of dimensions.
+
     Attributes:
         image: shape [N, H, W] of each convolution's result.
         channels: output channels that each convolution computes, [convolutions, channels].
-        shape: shape of the concatenated results: outer pixels, convolutions, inner pixels, channels. Pixels and
-            channels may consist of several factors.
-        perms: permutation of the remaining TRANSPOSE.
+        shape: sizes of the factors of the concatenated results. For a pixel shuffle, these are [H, SH, W, SW, C]: SH is
+            the number of convolutions, and SW * C the number of channels of each.
+        perms: permutation that brings these factors into the order of the original result. For a pixel shuffle, it is
+            the identity.
     """
 
     image: tuple[int, ...]
@@ -61,10 +64,9 @@ class _ShuffleLayout(NamedTuple):
 def convolve_channel_subsets(op: Op, rewriter: Rewriter) -> Value | None:
     """Replace the data movement after a CONV2D and its epilogue by convolutions of channel subsets and a CONCAT.
 
-    Channels can be in any order, because the weights are permuted. If a channel factor moves between pixel factors (SH
-    of a pixel shuffle moves between H and W), each index of this factor gets its own convolution. A CONCAT along the
-    columns, [H, SH * W, SW * C], interleaves the rows of the results. Vela emits no copy for this CONCAT. Bit-exact:
-    the sums have the same products.
+    Channels can be in any order, because the weights are permuted. A pixel shuffle moves the channel factor SH between
+    H and W, so each index of SH gets its own convolution. A CONCAT along the columns, [H, SH * W, SW * C], interleaves
+    the rows of the results. Vela emits no copy for this CONCAT. Bit-exact: the sums have the same products.
 
     A 3x3 convolution and a pixel shuffle from 48x48 pixels to 96x96 with 32 channels, int8, read by another
     convolution, take 890 k instead of 5,625 k cycles on U85-256.

@@ -18,9 +18,9 @@ from arm_backend_core.tosa.graph import Op, Value, constant
 from arm_backend_core.tosa.passes.rewrite import Rewriter
 
 #: Maximum number of input channels. With at most 32 of them, Vela selects part-kernel-first traversal on U85, which
-#: reads four kernel elements at a time. A 1x1 kernel has only one: with 17 to 32 input channels, each element of the
-#: result takes half a cycle on U85-256. With more, Vela selects depth-first traversal. A convolution from 24 to 144
-#: channels on 56x56 pixels takes 226,656 cycles, and 113,620 with two pixels at once.
+#: computes four kernel elements at a time, although a 1x1 kernel has only one. With 17 to 32 input channels, each
+#: element of the result takes half a cycle on U85-256. With more than 32, Vela selects depth-first traversal. A
+#: convolution from 24 to 144 channels on 56x56 pixels takes 226,656 cycles, but 113,620 with two pixels at once.
 _MAX_CHANNELS = 32
 
 

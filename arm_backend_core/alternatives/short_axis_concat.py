@@ -19,9 +19,9 @@ _MIN_ELEMENTS = 512
 def transpose_concat(op: Op, rewriter: Rewriter) -> Value | None:
     """Replace a CONCAT of k values [N, c] to [N, k * c] by the TRANSPOSE of their CONCAT [k, N, c] to [N, k, c].
 
-    CONCAT takes 8 cycles for each of the k * N copied rows. On U85, a TRANSPOSE of few long rows is a convolution and
-    takes 1/4 cycle for each element. Two values [8192, 1] (int8) on U85-256: 131,274 cycles by CONCAT, and 22,016 by
-    CONCAT and TRANSPOSE.
+    CONCAT takes 8 cycles for each of the k * N copied rows. On U85, ``emit_lowered_transpose`` emits a TRANSPOSE of few
+    long rows as a convolution, which takes 1/4 cycle for each element. Two values [8192, 1] (int8) on U85-256: 131,274
+    cycles by CONCAT, and 22,016 by CONCAT and TRANSPOSE.
     """
     if not _has_short_last_axis(op):
         return None
@@ -40,7 +40,7 @@ def _has_short_last_axis(op: Op) -> bool:
 
 
 def _match_concat(op: Op, rewriter: Rewriter) -> Region | None:
-    """Match the CONCAT with its producers, which may write into its result."""
+    """Match the CONCAT with its producers, which Vela may let write directly into the result of the CONCAT."""
     if not _has_short_last_axis(op):
         return None
     movement = collect_neighbors(op, rewriter, ("RESHAPE", "SLICE"), ("RESHAPE",))

@@ -1,14 +1,14 @@
 """Optimization goal of Vela (``--optimise``): ``"auto"`` compiles for performance and for size, and keeps the better.
 
-Large flatbuffers are compiled for size only if the performance program exceeds the SRAM. ``"auto"`` also compiles with
-arena limits if the performance program exceeds the SRAM, or if the size program needs much less RAM but is slow.
-``"ram"`` searches for the program with the least RAM. Both searches are in
-``memory_reduction.vela_configuration_search``.
+The two results are the performance program and the size program. Large flatbuffers are compiled for size only if the
+performance program exceeds the SRAM. ``"auto"`` also compiles with arena limits if the performance program exceeds the
+SRAM, or if the size program needs much less RAM but is slow. ``"ram"`` searches for the program with the least RAM.
+Both searches are in ``memory_reduction.vela_configuration_search``.
 
-For size, Vela computes layers in stripes of rows. SRAM then holds only a part of each intermediate tensor. Weights
-outside of SRAM are read again for each stripe. On U85, Vela for size also encodes weights in fewer bytes.
+When Vela optimises for size, it computes layers in stripes of rows. SRAM then holds only a part of each intermediate
+tensor. Weights outside of SRAM are read again for each stripe. On U85, Vela also encodes weights in fewer bytes.
 
-The zoo's int8 image models, compiled for size, compared with the same models compiled for performance:
+Size programs of the int8 image models in ``tests/models/zoo.py``, compared with their performance programs:
 
 * U85-256: 14 to 59% less SRAM; the cycles differ by at most 0.1%;
 * U65-256: 3 to 25% fewer cycles, because more data fits in the 384 KiB of SRAM;
@@ -17,8 +17,8 @@ The zoo's int8 image models, compiled for size, compared with the same models co
 
 A cascade is a group of layers that Vela computes together in stripes. If activations are spilled to DRAM (U65), a third
 program is compiled: for performance without cascades. Cascades reduce spilling, but with Vela 5.2 they leave less SRAM
-to the other layers. Estimates for ResNet18, int8, U65-256: 14.26 million cycles for performance, 12.38 for size, 9.60
-without cascades (Vela 5.1: 12.85, 10.98, 9.80).
+to the other layers. Estimates of million cycles for ResNet18, int8, U65-256: performance program 14.26, size program
+12.38, without cascades 9.60 (Vela 5.1: 12.85, 10.98, 9.80).
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from arm_backend_core.memory_reduction.vela_configuration_search import (
 from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec
 from arm_backend_core.workers import vela
 
-#: Relative difference of cycles that is ignored: a program with less memory may take up to this much longer, and a
-#: program without cascades must save more than this.
+#: Fraction of the cycles that is ignored: a program with less memory may take up to 0.5% more cycles, and a program
+#: without cascades must save more than 0.5%.
 CYCLE_TOLERANCE = 0.005
 #: A program with at most 0.75 of the performance program's SRAM may take 1% more cycles.
 _MUCH_LESS_SRAM, _CYCLE_TOLERANCE_FOR_MUCH_LESS_SRAM = 0.75, 0.01

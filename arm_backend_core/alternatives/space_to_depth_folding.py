@@ -1,4 +1,4 @@
-"""Space-to-depth folding: a convolution with another kernel and stride replaces the TRANSPOSE before a convolution.
+"""Space-to-depth folding: fold the TRANSPOSE before a convolution into the kernel and stride of the convolution.
 
 Examples of space-to-depth are PixelUnshuffle, [H, SH, W, SW, C] to [H, W, C, SH, SW], and patch embedding by a linear
 layer.
@@ -33,7 +33,8 @@ class _SpaceToDepthLayout(NamedTuple):
 
     Attributes:
         image: shape [N, H, W] of the tensor, where H and W count patches.
-        leading: number of channel elements before all pixels. A TRANSPOSE moves them after the pixels.
+        leading: product of the sizes of the channel factors that precede all pixel factors in the tensor; 1 if there
+            are none. A TRANSPOSE moves these factors after the pixels.
         channel_sizes: sizes of the factors of the convolution's input channels.
         row_factors: indices into ``channel_sizes`` of the factors that become rows of the kernel.
         channel_factors: indices into ``channel_sizes`` of the factors that stay channels, in order.
@@ -120,9 +121,11 @@ def _match_space_to_depth(path: Sequence[Op]) -> _SpaceToDepthLayout | None:
 def _image_shape(
     conv: Op, pixels: Sequence[list[AxisFactor]], above: list[AxisFactor], columns: list[AxisFactor]
 ) -> tuple[int, ...] | None:
-    """Return [N, H, W], H from the factors ``above``, W from ``columns``; None if a window would read other pixels.
+    """Return [N, H, W], where H is the product of the factors ``above``, and W of the factors ``columns``.
 
-    If W differs from the width of the convolution's input, the convolution must be 1x1.
+    Returns:
+        None if the windows of the convolution would cover other pixels than before: it is dilated, or W differs from
+        the width of its input and it is not 1x1.
     """
     if max(conv.attrs["dilation"]) > 1:
         return None

@@ -17,7 +17,7 @@ from arm_backend_core.tosa.passes.rewrite import Rewriter, trace_back
 from arm_backend_core.tosa.passes.transpose_lowering import lower_transpose
 
 _SLICE_KINDS = ("RESHAPE", "SLICE", "TRANSPOSE")
-#: Maximum number of elements whose movement is traced.
+#: Maximum number of elements of the source tensor. The position of each element is traced.
 _MAX_ELEMENTS = 1 << 22
 
 
@@ -78,7 +78,10 @@ def _trace_source(value: Value, size: int) -> tuple[Value, list[Op]]:
 
 
 def _find_strides(order: Array) -> list[tuple[int, int]] | None:
-    """Decompose the indices ``order`` into dimensions; return their (size, stride), outermost first, or None."""
+    """Decompose the indices ``order`` into dimensions, as (size, stride), outermost first; None if this is impossible.
+
+    For example, [0, 2, 4, 1, 3, 5] gives [(2, 1), (3, 2)].
+    """
     runs: list[tuple[int, int]] = []
     while len(order) > 1:
         step = int(order[1] - order[0])

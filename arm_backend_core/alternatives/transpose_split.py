@@ -20,7 +20,7 @@ from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.passes.pipeline import merge_reshapes
 from arm_backend_core.tosa.passes.rewrite import Rewriter, apply_once
 
-#: Consecutive TRANSPOSEs as (shape of the operand, permutation).
+#: Consecutive TRANSPOSEs, each as (shape, permutation). A RESHAPE to this shape precedes each TRANSPOSE.
 TransposePath = tuple[tuple[Layout, Layout], ...]
 
 
@@ -59,7 +59,7 @@ def _make_alternative(name: str, find_path: Callable[[Op], TransposePath | None]
         return _emit_transposes(op, path, rewriter) if path else None
 
     def match_region(op: Op, rewriter: Rewriter) -> Region | None:
-        """Match the TRANSPOSE with its readers, which Vela may fuse with it."""
+        """Match the TRANSPOSE with its readers, because Vela may fuse a reader with the TRANSPOSE."""
         unchanged_path = ((op.inputs[0].shape, tuple(op.attrs["perms"])),)
         if not rewriter.builder.target.hardware.transposes_any_rank or find_path(op) in (None, unchanged_path):
             return None

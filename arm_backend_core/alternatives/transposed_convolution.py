@@ -29,9 +29,9 @@ def convolve_stride_phases(op: Op, rewriter: Rewriter) -> Value | None:
     memory, so that they become channels of one convolution. A CONCAT along the columns joins the row phases:
     [Q, SH * W, SW * C]. Bit-exact: the sums have the same products, and zeros if a phase has fewer kernel elements.
 
-    From 64x64 pixels with 32 channels to 128x128 with 16, int8, as a program output: 135 k instead of 956 k cycles on
-    U55-128, 133 k instead of 1,053 k on U85-256. If the row phases were concatenated as images, Vela would copy each of
-    them: 596 k and 328 k cycles.
+    From 64x64 pixels with 32 channels to 128x128 with 16, int8, if the program returns the result: 135 k instead of
+    956 k cycles on U55-128, 133 k instead of 1,053 k on U85-256. If the row phases were concatenated as images, Vela
+    would copy each of them: 596 k cycles on U55-128, 328 k on U85-256.
     """
     conv, *steps = trace_epilogue(op, "TRANSPOSE_CONV2D")
     b, (x, weight, bias) = rewriter.builder, conv.inputs
@@ -57,7 +57,10 @@ def convolve_stride_phases(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def _phase_kernels(weight: Array, strides: list[int], taps: list[int], zero_point: int) -> Array:
-    """Rearrange [OC, KH, KW, IC] to [SH, SW * OC, JH, JW, IC], with the kernel of each phase in reverse order."""
+    """Rearrange [OC, KH, KW, IC] to [SH, SW * OC, JH, JW, IC], with the kernel of each phase in reverse order.
+
+    JH and JW are the height and width of the kernel of a phase.
+    """
     padded_sizes = [taps[axis] * strides[axis] for axis in _AXES]
     padding = [(0, padded_sizes[axis] - weight.shape[1 + axis]) for axis in _AXES]
     padded = np.pad(weight, ((0, 0), *padding, (0, 0)), constant_values=zero_point)

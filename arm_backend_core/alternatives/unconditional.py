@@ -42,10 +42,10 @@ def apply_unconditional(graph: Graph, target: Target) -> None:
 
 
 def use_reader_shape(op: Op, rewriter: Rewriter) -> Value | None:
-    """Compute an ADD, SUB or MUL and its RESCALEs in the shape in which a RESHAPE also reads one of the operands.
+    """If a RESHAPE also reads an operand of an ADD, SUB or MUL, compute this operator in the shape of the RESHAPE.
 
-    Without this rewrite, two shapes of the operand are read, and Vela copies the operand: 8,576 cycles for 128x64
-    elements on U55-128.
+    The RESCALEs of the operands and of the result are computed in this shape too. Without this rewrite, two shapes of
+    the operand are read, and Vela copies the operand: 8,576 cycles for 128x64 elements on U55-128.
     """
     b, binary = rewriter.builder, op.inputs[0].producer
     if binary is None or binary.kind not in ("ADD", "SUB", "MUL") or not rewriter.has_one_use(binary.output):
@@ -66,7 +66,7 @@ def _emit_like(op: Op, x: Value, b: Builder) -> Value:
 
 
 def multiply_before_rescale(op: Op, rewriter: Rewriter) -> Value | None:
-    """Insert x * 1 before a RESCALE of int16. Vela fuses the RESCALE with this MUL, but not with its former producer.
+    """Insert x * 1 before a RESCALE of int16 x. Vela fuses the RESCALE with this MUL, but not with the producer of x.
 
     The RESCALE takes 30 instead of 700 cycles on U85-256. A RESCALE that matches ``SCALED_MAXIMUM_WORKAROUND`` is also
     rewritten, so that ``clamp_to_dtype`` applies to the MUL: 89,303 instead of 102,252 cycles after a MAX_POOL2D.
@@ -130,9 +130,9 @@ def clamp_to_dtype(op: Op, rewriter: Rewriter) -> Value | None:
 def copy_constant(op: Op, rewriter: Rewriter) -> Value | None:
     """Copy a broadcast constant from flash once: MAXIMUM(constant, its smallest element), which Vela does not fold.
 
-    Without the copy, every row reads the constant again. [64, 128] of INT32 on U55-128 takes 36,864 cycles, and 30,880
-    with the copy (Vela 5.1). Vela 5.2 counts all four bytes of an element: 86,016 cycles, and 33,284 with the copy.
-    With 5.2 on U55, the copy is cheaper from two rows on; otherwise from 64.
+    Without the copy, the NPU reads the constant again for each row. With the copy, an operator on [64, 128] of INT32
+    takes 30,880 instead of 36,864 cycles on U55-128 (Vela 5.1). Vela 5.2 counts all four bytes of an element: 33,284
+    instead of 86,016 cycles. With 5.2 on U55, the copy is cheaper from two rows on; otherwise from 64.
     """
     b = rewriter.builder
     min_rows = b.target.hardware.constant_copy_min_rows.get(b.target.vela_release, 64)

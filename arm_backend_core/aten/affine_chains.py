@@ -15,7 +15,7 @@ from arm_backend_core.aten.layer_affine import ChannelAffine
 from arm_backend_core.nodes import FEEDS_DROPOUT, arguments_of, is_complex, overload_of
 
 aten = torch.ops.aten
-#: Operator -> function that takes ``alpha`` and returns the factors of the first and the second operand.
+#: For each operator, the factors of the first and the second operand as a function of the argument ``alpha``.
 _SUMS: dict[Any, Callable[[float], tuple[float, float]]] = {
     overload: factors
     for name, factors in (
@@ -49,11 +49,11 @@ class _Step(NamedTuple):
 
 @dataclass(frozen=True)
 class AffineChain:
-    """A sequence of operators in which each operator is the only reader of the preceding operator.
+    """Sums and products with constants, each the only reader of the preceding one.
 
     Attributes:
         source: the operand of the first operator.
-        nodes: the operators.
+        nodes: the operators in execution order.
         axis: dimension of the channels.
         affine: the function of the chain.
         divides: True if the chain divides by a constant with an element for each channel.
@@ -92,7 +92,7 @@ def find_affine_chains(graph: Graph, constants: Constants, axis: int) -> list[Af
 def _may_continue_after(node: Node) -> bool:
     """Whether a chain may continue after ``node``: it has one reader, and training inserts no dropout after it.
 
-    ``FEEDS_DROPOUT`` marks a node whose result a removed dropout has read. Training inserts the dropout again.
+    ``FEEDS_DROPOUT`` marks the operand of a dropout that the export removed. Training inserts the dropout again.
     """
     return len(node.users) == 1 and FEEDS_DROPOUT not in node.meta
 

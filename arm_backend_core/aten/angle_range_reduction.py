@@ -59,8 +59,8 @@ class _PhaseBuilder:
         """Insert nodes that compute the angle ``node`` in integer units of 2**-16 turns, in [-2**15, 2**15).
 
         Returns:
-            The phases. None if the angle is not a product of integers and a constant, to which only data movement and
-            casts are applied.
+            The phases. None if the angle is not a product of integers and a constant. Data movement and casts may
+            precede and follow the product.
         """
         if node not in self._phases:
             self._phases[node] = self._insert_product_phases(node) or self._copy_data_movement(node, self.insert_phases)
@@ -77,7 +77,7 @@ class _PhaseBuilder:
         return self._copy_data_movement(node, self._find_integer_source)
 
     def _copy_data_movement(self, node: Node, convert: Callable[[Node], Node | None]) -> Node | None:
-        """Copy a data-movement operator with converted operands; for a cast, return the converted operand.
+        """Copy a data-movement operator, with ``convert(x)`` for each operand x; for a cast, return ``convert(x)``.
 
         Returns:
             None if ``node`` is neither data movement nor a cast, or if ``convert`` returns None for an operand.
@@ -114,7 +114,7 @@ class _PhaseBuilder:
         return None
 
     def _multiply_by_turns(self, node: Node, x: Node, turns: torch.Tensor) -> Node:
-        """The phases of x * ``turns``: sum over i of ((x >> 4i) & 15) * (turns * 16**i mod 1), last digit signed."""
+        """The phases of x * ``turns``: sum over i of ((x >> 4i) & 15) * (turns * 16**i mod 1); x >> 28 is signed."""
         shifts = torch.arange(0, 32, _DIGIT_BITS, dtype=torch.int32)
         masks = torch.tensor([(1 << _DIGIT_BITS) - 1] * (len(shifts) - 1) + [-1], dtype=torch.int32)
         scaled_turns = torch.remainder(turns[..., None] * 2.0**shifts, 1) * (1 << _SUM_BITS)

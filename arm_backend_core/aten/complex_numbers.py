@@ -40,7 +40,7 @@ def decompose_complex(node: Node, call: Callable[..., Any], constants: Container
 
     Args:
         node: an operator that involves complex numbers.
-        call: emits the trace of a function. Takes the decomposed operator, the function and its operand nodes.
+        call: emits the trace of a function. Its arguments are the operator, its decomposition and the operand nodes.
         constants: nodes that are parameters or computed from constants alone.
 
     Returns:
@@ -67,9 +67,9 @@ def decompose_complex(node: Node, call: Callable[..., Any], constants: Container
         result = rule(*args, **kwargs)
         return torch.view_as_complex(result.data.contiguous()) if isinstance(result, ComplexAsReal) else result
 
-    # The first argument of ``call`` names an operator that is not decomposed again inside the decomposition. A rule in
-    # ``COMPLEX_DECOMPOSITIONS`` may emit ``node.target`` on real numbers, which must be decomposed. For such a rule,
-    # the first argument is therefore the rule itself.
+    # The first argument of ``call`` is an operator that is not decomposed again inside the decomposition. But if a rule
+    # in ``COMPLEX_DECOMPOSITIONS`` emits ``node.target`` on real tensors, this real operator must be decomposed. For
+    # such a rule, the first argument is therefore the rule, which is no operator.
     is_generic_rule = node.target not in COMPLEX_DECOMPOSITIONS
     result: Node = call(
         node.target if is_generic_rule else rule, decomposition, *(real_views.get(x, x) for x in sources)
@@ -83,7 +83,7 @@ def _find_rule(node: Node) -> Callable[..., Any] | None:
     if overload in COMPLEX_DECOMPOSITIONS:
         return COMPLEX_DECOMPOSITIONS[overload]
     record = find_record(node)
-    # Integer and boolean operands (indices, masks) apply to both parts.
+    # Both parts get the same integer and boolean operands (indices, masks). A real floating-point operand would not.
     has_float_operand = any(map(is_float, node.all_input_nodes))
     if record is not None and record.kind is AnnotationKind.SHARED and is_complex(node) and not has_float_operand:
         return lambda *args, **kwargs: ComplexAsReal.from_parts(
@@ -170,7 +170,7 @@ def _quotient(x: Any, y: Any) -> ComplexAsReal:
 
 
 def _partwise_rule(overload: Any, *positions: int) -> Callable[..., ComplexAsReal]:
-    """The rule of an operator that acts on both parts alike.
+    """The rule of an operator that is applied to the real and to the imaginary parts separately.
 
     Args:
         overload: the operator.

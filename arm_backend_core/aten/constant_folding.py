@@ -45,7 +45,7 @@ class Constants:
         return node in self._nodes
 
     def value(self, node: Node) -> Tensor:
-        """The value of a constant node. Values of operators are cached. Values of attributes are read in each call."""
+        """The value of a constant node. Values of operators are cached; values of attributes are not."""
         if node.op == "get_attr":
             tensor: Tensor = attrgetter(str(node.target))(self.module)
             return tensor.detach()
@@ -86,7 +86,7 @@ class Constants:
 
 
 def fold_constant_weights(module: GraphModule) -> None:
-    """Fold weights and biases that the graph computes from constants, as in weight standardization, into buffers."""
+    """Fold weights and biases that the graph computes from constants into buffers. Example: weight standardization."""
     constants = Constants(module)
     for source in _find_foldable_weights(module.graph, constants):
         with module.graph.inserting_before(source):
@@ -100,7 +100,7 @@ def fold_constant_weights_of_program(program: ExportedProgram) -> None:
     Constants are parameters, buffers and lifted constants that the program does not write.
 
     ``torch.nn.utils.prune`` multiplies a weight by its mask in each call until ``prune.remove``. After folding, the
-    product is a parameter, as after ``prune.remove``. The quantized program is therefore the same with and without it.
+    product is a parameter, so the quantized program is the same as after ``prune.remove``.
     """
     graph = program.graph
     unwritten = {node: tensor for node, tensor in constants_of(program).items() if not is_written(node)}
@@ -132,7 +132,7 @@ def _find_foldable_weights(graph: Graph, constants: Constants) -> dict[Node, str
     """Find the operators whose constant results are weights or biases of convolutions and linear layers.
 
     Returns:
-        Operator -> name of the weight, such as "body.0.weight", from the module that reads it.
+        {operator: name of the weight or bias in the layer that reads it, such as "body.0.weight"}.
     """
     sources: dict[Node, str] = {}
     for node in graph.nodes:

@@ -1,9 +1,8 @@
 """Decomposition: replace composite operators by operators that have an operator record (lowering rules).
 
-A composite is traced on fake tensors. Calls share one trace (the fragment) if their operands have equal types, shapes
-and strides, and their other arguments are equal. The fragment is decomposed recursively and copied into the program.
-The ``Composite`` record of an operator (``ops/composites``, ``ops/recurrent``) has its decomposition. Operators without
-such a record use PyTorch's decomposition.
+A composite is traced on fake tensors. The trace is decomposed recursively, and copied into the program. Calls with
+operands of equal types, shapes and strides, and equal other arguments, share one trace, the fragment. The decomposition
+is in the ``Composite`` record of the operator (``ops/composites``, ``ops/recurrent``), or comes from PyTorch.
 """
 
 from __future__ import annotations
@@ -46,11 +45,12 @@ aten = torch.ops.aten
 def decompose(module: GraphModule, constants: Iterable[Node] = (), *, quantized: bool = False) -> bool:
     """Replace the operators that ``needs_decomposition`` selects by their decompositions.
 
-    An operator stays if it has no decomposition, if the decomposition refuses it, or if its CPU kernel is kept.
+    An operator stays if its decomposition is missing, refuses the operands, or is PyTorch's and contains operators
+    without an operator record.
 
     Args:
         module: the module to edit.
-        constants: nodes that are parameters or buffers; nodes computed from these alone are only decomposed if complex.
+        constants: parameters and buffers. Operators on these alone are not decomposed, except complex operators.
         quantized: whether the program is going to be quantized.
 
     Returns:
@@ -94,7 +94,7 @@ class _Decomposer:
     Attributes:
         quantized: whether the program is going to be quantized.
         fragments: cache of traces; None if PyTorch cannot trace the operator, a refusal if its decomposition refuses.
-        in_progress: composites that are being decomposed; they are not decomposed inside themselves.
+        in_progress: operators whose fragments are being decomposed; a fragment keeps its own operator.
     """
 
     quantized: bool
@@ -181,12 +181,12 @@ class _Decomposer:
         sources: Sequence[Node],
         constants: set[Node],
     ) -> _Fragment | None:
-        """The decomposed trace of ``call`` for operands like ``sources``; traced once and cached.
+        """Trace ``call`` for operands with the types, shapes and strides of ``sources``; decompose the trace; cached.
 
         Args:
             module: the module of ``sources``.
-            key_prefix: start of the cache key, followed by shape, strides, type and constness of each operand. Its
-                first item is the operator or function.
+            key_prefix: start of the cache key: the operator or function, and its other arguments. Shape, strides and
+                type of each operand follow, and whether the operand is constant.
             call: the function to trace.
             sources: the operands.
             constants: nodes that are constant.
@@ -220,7 +220,7 @@ class _Decomposer:
     ) -> _Fragment | None:
         try:
             module = trace(call, values)
-            known = constant_nodes(module.graph)  # for example weights that the operator builds from unit vectors
+            known = constant_nodes(module.graph)  # computed without operands, for example one-hot weights
             same = [node for node in module.graph.nodes if node.target is target and node not in known]
             if any(decomposition_rules.needs_decomposition(node, known) for node in same):
                 module = trace(call, values, pre_dispatch=False)  # PyTorch decomposes some operators in C++ only
@@ -304,7 +304,7 @@ class _FragmentWriter:
         return self.copy(fragment.module, operands, slot)
 
     def copy(self, fragment: GraphModule, operands: Sequence[Node], slot: tuple[str, str] | None = None) -> Any:
-        """Copy a fragment's nodes, with the origin's trace metadata; returns the nodes of its results."""
+        """Copy the nodes of a fragment, with the trace metadata of ``origin``; returns the nodes of its results."""
         graph = self.module.graph
         placeholders = (node for node in fragment.graph.nodes if node.op == "placeholder")
         copies = dict(zip(placeholders, operands, strict=True))
@@ -343,15 +343,15 @@ def _check_outputs(node: Node, outputs: Any) -> None:
     actual = [x and _signature(x.meta["val"]) for x in (outputs if isinstance(outputs, (tuple, list)) else [outputs])]
     expected = node.meta.get("val")
     expected_signatures = [_signature(x) for x in (expected if isinstance(expected, (tuple, list)) else [expected])]
-    if any(map(_has_new_size, actual, expected_signatures)):
+    if any(map(_has_data_dependent_size, actual, expected_signatures)):
         raise Unsupported("a size of its result depends on data")
     if any(x is not None and x != y for x, y in zip(actual, expected_signatures, strict=True)):
         description = f"the decomposition of {node.target} gives {actual} in place of {expected_signatures}"
         raise Unsupported(description) if find_composite(node) is None else compiler_fault(description)
 
 
-def _has_new_size(actual: _Signature | None, expected: _Signature | None) -> bool:
-    """Whether a size of a result depends on data: its symbol in the trace is not the symbol of the program."""
+def _has_data_dependent_size(actual: _Signature | None, expected: _Signature | None) -> bool:
+    """Whether a result has a data-dependent size: its symbol in the trace is not the symbol in the program."""
     if actual is None or expected is None:
         return False
     sizes = [(x, y) for x, y in zip(actual[0], expected[0], strict=False) if isinstance(x, torch.SymInt)]
@@ -363,7 +363,7 @@ def _signature(value: Any) -> _Signature | None:
 
 
 def _match_traced_layout(node: Node, outputs: Any) -> Any:
-    """Make ``outputs`` contiguous where the results of ``node`` are: their views were traced for that layout."""
+    """Make ``outputs`` contiguous if they replace contiguous results, because views of the results were traced so."""
     if isinstance(outputs, (tuple, list)):
         return [_make_contiguous(x, traced) for x, traced in zip(outputs, node.meta["val"], strict=True)]
     return _make_contiguous(outputs, node.meta["val"])

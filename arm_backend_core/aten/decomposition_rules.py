@@ -40,7 +40,7 @@ def needs_decomposition(node: Node, constants: Container[Node]) -> bool:
 
 
 def find_decomposition(node: Node, constants: Container[Node], *, quantized: bool) -> Callable[..., Any] | None:
-    """Find the function that decomposes ``node``, with the arguments of its schema; None if there is none.
+    """Find the function that decomposes ``node``; None if there is none. It takes the arguments of the node.
 
     Args:
         node: a node that ``needs_decomposition``.
@@ -69,7 +69,7 @@ def _is_empty(node: Node) -> bool:
 
 
 def _reduces_zero_elements(node: Node) -> bool:
-    """Whether ``node`` is a matrix product of sums over zero elements. A kernel would not write such a result."""
+    """Whether ``node`` is a matrix product with an inner dimension of size 0. A kernel would not write its result."""
     if node.target not in (aten.linear.default, aten.mm.default, aten.bmm.default, aten.matmul.default):
         return False
     left = cast(Node, node.args[0]).meta["val"]

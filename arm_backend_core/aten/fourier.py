@@ -69,7 +69,7 @@ def _dft(z: ComplexAsReal, dims: Sequence[int], sign: int) -> ComplexAsReal:
 
 
 def _normalization_factor(sizes: Sequence[int], normalization: int) -> float:
-    """Factor of ATen's normalization modes: 1 (mode 0), 1 / sqrt(n) (1), 1 / n (2) for n elements."""
+    """Factor of ATen's normalization modes for n elements. Mode 0: 1, mode 1: 1 / sqrt(n), mode 2: 1 / n."""
     return (1.0, math.prod(sizes) ** -0.5, 1 / math.prod(sizes))[normalization]
 
 
@@ -92,8 +92,8 @@ def complex_to_complex(z: ComplexAsReal, dim: Sequence[int], normalization: int,
 def complex_to_real(z: ComplexAsReal, dim: Sequence[int], normalization: int, last_dim_size: int) -> Tensor:
     """``aten._fft_c2r``, the inverse transform of a one-sided spectrum.
 
-    Frequencies of the last dimension count twice, because the spectrum omits their conjugates. Only 0 and, for even
-    sizes, the Nyquist frequency count once.
+    The sum has a factor of 2 for each frequency of the last dimension, because the spectrum omits the conjugate. The
+    factor is 1 for frequency 0 and, for even sizes, for the Nyquist frequency.
     """
     axes = [d % (z.data.dim() - 1) for d in dim]
     real, imaginary = _dft(z, axes[:-1], 1).parts

@@ -84,7 +84,7 @@ def _is_final_write(node: Node, order: dict[Node, int]) -> bool:
 
 
 def functionalize_program(program: ExportedProgram) -> ExportedProgram:
-    """Functionalize a program; new values of mutated buffers and inputs become outputs.
+    """Functionalize a program: it then returns the new values of mutated buffers and inputs as further outputs.
 
     Args:
         program: the program, which may be edited.
@@ -119,7 +119,7 @@ def functionalize_program(program: ExportedProgram) -> ExportedProgram:
 
 
 def drop_final_copies(graph: Graph) -> None:
-    """Remove copies of computed values that are only returned as new values of inputs or buffers."""
+    """Remove copies of computed values that only the output node reads, as new values of mutated inputs or buffers."""
     for node in [node for node in graph.nodes if overload_of(node.target) is aten.copy.default]:
         result, source = node.meta["val"], node.args[1]
         has_same_type = (result.shape, result.dtype) == (source.meta["val"].shape, source.meta["val"].dtype)
@@ -201,8 +201,8 @@ def _is_aliased(
         source: the mutated operand.
         node: the in-place operator.
         order: index of each node in the program.
-        ignored_view: a view that is not checked.
-        allow_inputs: if True, ``source`` may be an input or buffer of the program; its memory counts as not shared.
+        ignored_view: a view of ``source`` whose readers are not checked, because the caller has checked them.
+        allow_inputs: if False, an input or buffer of the program is always treated as aliased.
     """
     if not isinstance(source, Node) or not (source.op == "call_function" or allow_inputs):
         return True

@@ -4,10 +4,10 @@ Example: a video model partitions windows with a view of eight dimensions, a per
 
 - Permutation: dimensions that stay adjacent merge into one. If more than six remain, the permutation is split into
   several.
-- Elementwise operator: a run of dimensions along which the same operands broadcast merges into one (relative positions
-  of a video's patches).
-- Softmax or reduction along one dimension: the dimensions before it merge into one, and those after it into another
-  (RAFT's weights of neighbours).
+- Elementwise operator: neighbouring dimensions along which the same operands broadcast merge into one. Example: adding
+  the relative positions of a video's patches.
+- Softmax or reduction along one dimension: the dimensions before it merge into one, and the dimensions after it into
+  another. Example: RAFT's weights of neighbours.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _AXIS_OPS = (aten.softmax.int, aten._softmax.default, aten.sum.dim_IntList, aten
 
 
 def reduce_ranks(module: GraphModule) -> None:
-    """Rewrite operators on high-rank tensors with fewer dimensions where a rule applies, and compose views of views."""
+    """Rewrite operators on high-rank tensors to fewer dimensions where a rule applies; merge consecutive views."""
     high_rank = [node for node in module.graph.nodes if any(map(_is_high_rank, (node, *node.all_input_nodes)))]
     for node in high_rank:
         with node.graph.inserting_before(node):
@@ -106,7 +106,7 @@ def _reduce_elementwise(node: Node) -> Node | None:
 
 
 def _split_permutation(shape: Sequence[int], order: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Split the permutation ``order`` into a sequence of (shape, permutation) of at most six dimensions each."""
+    """Split the permutation ``order`` into pairs of a reshape and a permutation of at most six dimensions."""
     sizes, order = merge_axes(shape, order)
     while len(order) > LEVEL_8K.max_rank:
         candidates = []

@@ -5,7 +5,7 @@ Delegates cannot contain subgraphs.
 - ``torch.cond`` becomes both branches and a SELECT between their results. Branches have no side effects, so the
   program is equivalent. It takes the time of both branches, unless the target has COND_IF
   (``tosa/passes/control_flow``).
-- ``map`` and ``scan`` are unrolled, except the loops that ``recurrent`` rolls (``DELEGATE_LOOP``). ``while_loop`` is
+- ``map`` and ``scan`` are unrolled, except loops whose body runs as a delegate (``DELEGATE_LOOP``). ``while_loop`` is
   unrolled too if its trip count is known and at most 64. Otherwise, the loop's condition and body are inlined once,
   between markers (``ops/loop_markers``).
 - The bodies of ``no_grad`` and a disabled ``autocast`` are inlined unchanged.
@@ -70,7 +70,7 @@ class _HigherOrderCall:
 
     @property
     def args(self) -> Any:
-        """The arguments from the first subgraph on: subgraphs, then operands."""
+        """The arguments that follow the leading non-subgraph arguments: the subgraphs, then the operands."""
         return self.node.args[INLINE_RULES[self.node.target][0] :]
 
     @property
@@ -89,7 +89,7 @@ class _HigherOrderCall:
         return node
 
     def unstack_rows(self, xs: Sequence[Node]) -> Iterator[list[Node]]:
-        """Yield row i of every tensor, for each i."""
+        """For each index i of the first dimension, yield slice i of every tensor."""
         for i in range(xs[0].meta["val"].shape[0]):
             yield [self.insert_node(aten.select.int, x, 0, i) for x in xs]
 
@@ -139,7 +139,7 @@ def _inline_cond(call: _HigherOrderCall) -> list[Node]:
     if isinstance(condition, Node) and "val" in condition.meta and condition.meta["val"].dim():
         condition = call.insert_node(
             aten.reshape.default, condition, []
-        )  # a one-element condition would broadcast the results to its rank
+        )  # ``where`` would broadcast the results to the rank of a one-element condition
     first, second = (_inline_subgraph(call.module, branch, operands) for branch in branches)
     return [_select(call.node, condition, x, y) for x, y in zip(first, second, strict=True)]
 
@@ -185,7 +185,7 @@ def _inline_flex_attention(call: _HigherOrderCall) -> list[Any]:
     return _inline_graph(call.module, trace(function, [x.meta["val"] for x in operands]), operands)
 
 
-#: Operator -> (position of its first subgraph among the arguments, function that emits the inlined nodes).
+#: For each operator: index of its first subgraph among the arguments, and the function that emits the inlined nodes.
 INLINE_RULES: dict[Any, tuple[int, Callable[[_HigherOrderCall], list[Node]]]] = {
     _HIGHER_ORDER.cond: (1, _inline_cond),
     _HIGHER_ORDER.map_impl: (0, _inline_map),
@@ -226,7 +226,7 @@ def _inline_graph(module: GraphModule, body: GraphModule, operands: Sequence[Any
 
 
 def _register_attribute(module: GraphModule, value: Any) -> str:
-    """Register a nested subgraph, or a constant of a branch, on the outer module; returns its name."""
+    """Register a constant or a nested subgraph of an inlined subgraph on the outer module; returns its name."""
     if isinstance(value, Tensor):
         return add_buffer(module, "_of_branch", value)
     module.add_module(name := f"_branch_{len(module._modules)}", value)

@@ -1,4 +1,4 @@
-"""Quantization of inputs at the boundary: one scale per input, and uint8 in place of int8.
+"""Quantization of program inputs: one scale per input, and uint8 in place of int8.
 
 A concatenation gives all its operands one scale. An input that is also read elsewhere (a skip connection to a
 concatenation) therefore has two scales. The input is quantized once, with the smaller scale. Readers that need the
@@ -19,7 +19,7 @@ from arm_backend_core.program import copy_program, user_inputs
 
 
 def quantize_inputs_once(_method: str, program: ExportedProgram) -> ExportedProgram:
-    """Quantize an input once if only per-tensor quantize operators read it, with the parameters of the smallest scale.
+    """Quantize each input once, with the smallest of its scales, if only per-tensor quantize operators read the input.
 
     A transform pass of an ``ExportRecipe``.
 
@@ -104,7 +104,7 @@ def _requantize_from_smallest_scale(node: Node) -> None:
 
 
 def _last_input_after(node: Node) -> Node:
-    """The last of the placeholders and attributes that follow ``node``, or ``node``."""
+    """The end of the run of placeholders and attributes that follows ``node``; ``node`` itself if none follows."""
     last_input: Any = node
     while last_input.next.op in ("placeholder", "get_attr"):
         last_input = last_input.next

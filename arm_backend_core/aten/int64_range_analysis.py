@@ -27,7 +27,7 @@ _INT32_OR_NARROWER: dict[Any, Interval] = {
 
 
 class IntervalAnalysis:
-    """Intervals of the integers in a program. Query nodes in program order: intervals propagate from queried nodes.
+    """Intervals of the integers in a program. Call ``fits_int32`` in program order: it uses results of earlier calls.
 
     Args:
         constants: values of the constant nodes.
@@ -40,12 +40,12 @@ class IntervalAnalysis:
     def fits_int32(self, node: Node) -> bool:
         """Whether int32 holds every element of ``node``'s integer result.
 
-        The method infers the interval of the result, and stores it if the type of the result holds it.
+        The method infers the interval of the result, and stores it if it lies in the range of the result's type.
         """
         interval = self._infer_result(node) or INT64
         dtype = getattr(first_result(node), "dtype", None)
         limits = INT64 if dtype is torch.int64 else _INT32_OR_NARROWER.get(dtype, INT32)
-        # An int32 or narrower result that does not fit its type wraps: it may have any value of the type.
+        # A result of int32 or a narrower type wraps if it leaves the range of the type: it may then have any value.
         if limits[0] <= interval[0] and interval[1] <= limits[1]:
             self._inferred[node] = interval
         return fits_int32(interval)

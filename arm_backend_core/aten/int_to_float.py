@@ -1,6 +1,6 @@
 """Type promotion: insert explicit casts where a float operator reads integers.
 
-The cast has quantization parameters of its own. Its reader is then quantized as if the model contained the cast.
+The cast gets quantization parameters of its own, so the float operator is quantized like one with float operands only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Rewrite ``F.normalize`` as an RMS norm, whose intermediate values keep their precision when it is quantized.
+"""L2 normalization: rewrite ``F.normalize`` as an RMS norm, because a quantized RMS norm is more accurate.
 
-If its operators were quantized one by one, the sums of squares of all rows would share one scale. Sums of small numbers
-would be rounded to 0, and their rows divided by 0.
+If the operators of ``F.normalize`` were quantized one by one, the sums of squares of all rows would share one scale.
+Sums of small numbers would be rounded to 0, and their rows divided by 0.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from torch.fx import GraphModule, Node
 from arm_backend_core.graph_edits import add_buffer_node, insert_call
 
 aten = torch.ops.aten
-#: Maximum ``eps`` of a rewrite. The rewrite makes the result of a row whose norm is ``eps`` smaller by 29%. Output SQNR
-#: in INT8 of rows of 16 elements with a mean norm of 0.6, with and without the rewrite: 31.0 and -4.1 dB for ``eps``
-#: 0.01, 31.4 and 19.3 dB for 0.03, 26.4 and 29.2 dB for 0.1, 14.0 and 34.6 dB for 0.5.
+#: Maximum ``eps``. The rewrite makes the result of a row whose norm is ``eps`` smaller by 29%. Output SQNR in INT8 of
+#: rows of 16 elements with a mean norm of 0.6, with and without the rewrite: 31.0 and -4.1 dB for ``eps`` 0.01, 31.4
+#: and 19.3 dB for 0.03, 26.4 and 29.2 dB for 0.1, 14.0 and 34.6 dB for 0.5.
 _MAX_EPS = 0.03
 
 

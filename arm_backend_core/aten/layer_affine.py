@@ -1,7 +1,7 @@
-"""Affine functions of channels, y = gain[c] * x + offset[c], as part of a layer.
+"""Affine functions of channels, y = gain[c] * x + offset[c]: fold them into layers, or emit them as layers.
 
 An affine function of a layer's result or operand can be folded into weight and bias. Any other affine function can
-become a depthwise 1x1 convolution. Its one weight per channel is exact in per-channel quantization.
+become a depthwise 1x1 convolution. It has one weight per channel, which per-channel quantization represents exactly.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _are_fixed(constants: Constants, weight: Node, bias: Node | None) -> bool:
 def _set_parameters(
     constants: Constants, layer: Node, weight: Node, new_weight: Tensor | None, new_bias: Tensor | None
 ) -> None:
-    """Replace weight and bias of a layer; None keeps the present one."""
+    """Replace the weight and the bias of a layer; if a new value is None, the old one stays."""
     record = find_record(layer)
     assert record is not None
     arguments: list[Any] = list(layer.args) + [None] * (record.bias + 1 - len(layer.args))
@@ -128,7 +128,7 @@ def find_reading_layer(node: Node) -> tuple[Node, Node | None] | None:
     """Find the convolution, or the linear layer behind a flattening, that is the only reader of ``node`` [N, C, ...].
 
     Returns:
-        The layer, and the flattening if there is one. None if no such layer reads the node, or if anything else does.
+        The layer, and the flattening if there is one. None if there is no such layer, or a second reader.
     """
     flattening, layer = None, next(iter(node.users), None)
     shape = node.meta["val"].shape
@@ -193,9 +193,9 @@ def _pads(arguments: dict[str, Any], kernel_size: torch.Size) -> bool:
 
 
 def _per_input(values: Tensor, node: Node, kernel: Tensor, arguments: dict[str, Any]) -> Tensor:
-    """Arrange values [C] of channels so that they broadcast against the weight that multiplies the channels.
+    """Arrange values [C] of the input channels so that they broadcast against the weight of the layer.
 
-    The weight is [O, C / groups, ...], or [O, C * n] with n elements of each channel.
+    The weight is [O, C / groups, ...]; after a flattening, it is [O, C * n] for n elements per channel.
     """
     groups = arguments.get("groups", 1)
     per_group = values.repeat_interleave(kernel.shape[1] * groups // node.meta["val"].shape[1]).reshape(groups, -1)

@@ -48,10 +48,10 @@ class _Windows:
 
 
 def rewrite_local_response_norms(module: GraphModule) -> None:
-    """Rewrite averages over windows of channels to convolutions, and the divisions that follow to products.
+    """Rewrite averages over windows of channels to convolutions, and divisions by a power of them to products.
 
-    The divisor is (k + alpha * average)**beta. A division is rewritten only if the average is an average of squares,
-    and k, alpha and beta are positive.
+    The divisor of such a division is (k + alpha * average)**beta. A division is rewritten only if the average is an
+    average of squares, and k, alpha and beta are positive.
     """
     means_of_squares = _channel_windows_to_convolutions(module)
     for node in module.graph.find_nodes(op="call_function", target=aten.div.Tensor):
@@ -87,7 +87,7 @@ def _is_positive(value: Any) -> bool:
 
 
 def _channel_windows_to_convolutions(module: GraphModule) -> set[Node]:
-    """Replace each average over windows of channels, which are rows of a pooling, by a convolution.
+    """Replace each pooling that averages over windows of channels by a convolution.
 
     Returns:
         The results that are averages of squares.
@@ -152,10 +152,10 @@ def _match_channel_windows(node: Node) -> _Windows | None:
 
 
 def _rows_of_zeros(pad: Node, spatial: int) -> int | None:
-    """The number of rows of zeros that ``pad`` adds before the first; None if it pads something else."""
+    """The number of rows of zeros that ``pad`` adds before the first row; None if it is another padding."""
     arguments = arguments_of(pad)
     sizes = [*arguments["pad"], *[0] * (2 * spatial)]
-    rows = 2 * (spatial - 1)  # pairs are from the last dimension on
+    rows = 2 * (spatial - 1)  # ``sizes`` has (before, after) of the last dimension first
     is_zero = arguments.get("mode", "constant") == "constant" and not arguments.get("value")
     others = [*sizes[:rows], *sizes[rows + 2 :]]
     return sizes[rows] if is_zero and not any(others) and min(sizes) >= 0 else None

@@ -1,9 +1,9 @@
 """Bound mask constants, and rewrite comparisons with extrema, so that both can be quantized.
 
 An attention mask holds -inf, the type's minimum, or -10000 where softmax or exp must give 0. One such value would
-consume the quantization range that it shares with the scores. It is bounded by ``QUANTIZABLE_LOWEST`` (-64), whose
-exponential is negligible beside scores that span at most 52. If scores span more, the algorithm ``mask_bounds`` lowers
-the bounds after calibration. The metadata ``MASK_BOUND`` marks the nodes that hold a bound.
+consume the quantization range that it shares with the scores. Lower values are therefore replaced by the bound
+``QUANTIZABLE_LOWEST`` (-64), whose exponential is negligible if the scores span at most 52. If scores span more, the
+algorithm ``mask_bounds`` lowers the bounds after calibration. ``MASK_BOUND`` marks nodes with a bound as an argument.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EXPONENTIAL_OPS = (*_SOFTMAX, aten.logsumexp.default, aten.exp.default, aten.exp
 _MAXIMA = (aten.amax.default, aten.max.dim)
 _MAXIMUM_PATH = (*_MAXIMA, operator.getitem, aten.detach.default)
 _MULTIPLICATIONS = (aten.mul.Tensor, aten.mul.Scalar)
-#: Operator -> positions of the arguments whose values appear in the result, unchanged or summed.
+#: For each operator: the positions of the arguments whose values appear in the result, unchanged or as terms of a sum.
 VALUE_OPERANDS = {
     aten.add.Tensor: (0, 1),
     **dict.fromkeys(where.overloads, (1, 2)),
@@ -41,7 +41,7 @@ VALUE_OPERANDS = {
 }
 #: A product with at least this factor is a mask, because scores are not scaled that much.
 _MASK_FACTOR = 1000.0
-#: Node metadata: index of the argument that bounds a mask.
+#: Node metadata: index of the argument, of a clamp or a fill, that is the bound of a mask.
 MASK_BOUND = "mask_bound"
 #: Node metadata: the bound of the masked values of a tensor, for tensors between a mask and an exponential.
 MASKED_VALUE = "masked_value"
@@ -72,7 +72,7 @@ def rewrite_extreme_comparisons(module: GraphModule) -> None:
 
 
 def bound_masks(module: GraphModule) -> None:
-    """Bound large negative constants by ``QUANTIZABLE_LOWEST``, on paths to exponentials only."""
+    """Bound large negative constants by ``QUANTIZABLE_LOWEST`` where softmax or another exponential reads them."""
     exponentials = [
         node for target in EXPONENTIAL_OPS for node in module.graph.find_nodes(op="call_function", target=target)
     ]
@@ -121,7 +121,7 @@ class _MaskBounder:
         if 0 < factor < _MASK_FACTOR:
             positions, lowest = (0, 1), lowest / factor
         is_sum = node.target in (aten.add.Tensor, aten.sub.Tensor)
-        if is_sum:  # adding one number to all elements is no masking
+        if is_sum:  # a number that is added to all elements is not a mask
             positions = tuple(
                 position
                 for position in positions
@@ -175,7 +175,7 @@ class _MaskBounder:
         return copy
 
     def _ignore_values_below_bound(self, clamp: Node) -> None:
-        """Let calibration clamp the sources of ``clamp`` to the bound of masks, because a mask input may hold -inf."""
+        """Mark the sources of ``clamp``: calibration clamps them to the bound, because a mask input may hold -inf."""
         node = clamp
         while (node is clamp or has_shared_qparams(node)) and len(node.all_input_nodes) == 1:
             (node,) = node.all_input_nodes

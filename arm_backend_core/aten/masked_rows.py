@@ -29,11 +29,11 @@ _SCALINGS = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
 def zero_masked_rows(module: GraphModule) -> None:
     """Set the rows whose scores are all -inf to 0, by a select after the softmax.
 
-    This applies to ``_safe_softmax``, and to a ``softmax`` whose result only ``nan_to_num`` reads: the select then
-    inserts the number that ``nan_to_num`` gives for NaN, by default 0, and there is one select for each such number. A
-    constant mask without a fully masked row needs no select. If only the matrix product with the values reads the
-    attention weights, the select follows that product. The select then usually reads fewer elements, and the
-    quantization of the attention weights does not change.
+    This applies to ``_safe_softmax``, and to a ``softmax`` that only ``nan_to_num`` operators read. The select after
+    such a ``softmax`` inserts the number by which ``nan_to_num`` replaces NaN, by default 0. If several ``nan_to_num``
+    have different numbers, there is one select for each number. A constant mask without a fully masked row needs no
+    select. If only the matrix product with the values reads the attention weights, the select follows that product. The
+    select then usually reads fewer elements, and the quantization of the attention weights does not change.
     """
     finder = _MaskFinder(module)
     targets = [target for record in (safe_softmax, softmax) for target in record.overloads]
@@ -55,7 +55,7 @@ def zero_masked_rows(module: GraphModule) -> None:
 
 
 def _group_nan_replacements(node: Node) -> dict[float, list[Node]]:
-    """The readers of ``node`` by the number with which they replace NaN; empty if one is not a ``nan_to_num``."""
+    """Group the readers by the number for NaN, as {0.0: [reader, ...]}; empty if one is not a ``nan_to_num``."""
     groups: dict[float, list[Node]] = {}
     for user in node.users:
         if user.target is not aten.nan_to_num.default:
@@ -137,7 +137,7 @@ class _MaskFinder:
     def _find_in_bounded_mask(self, x: Node) -> Node | None:
         """The boolean mask of a float mask that ``attention`` has clamped to ``QUANTIZABLE_LOWEST``.
 
-        If the mask is an input of the program, the program compares the clamped mask with this bound plus 1.
+        If the float mask is an input, the program computes the boolean mask: elements of at most the bound plus 1.
         """
         assert isinstance(x.args[0], Node)
         mask, source = self(x.args[0]), x.args[0]
@@ -170,7 +170,7 @@ class _MaskFinder:
         return isinstance(factor, (int, float)) and factor > 0
 
     def _is_negative_infinity(self, x: Any, *, every: bool = True) -> bool:
-        """Whether ``x`` is the number -inf, or a constant of which all elements (or any, if not ``every``) are -inf."""
+        """Whether ``x`` is the number -inf or a constant of -inf only; if not ``every``, one element -inf is enough."""
         if isinstance(x, Node):
             if x not in self._float_constants or not is_float(x):
                 return False

@@ -23,7 +23,7 @@ from arm_backend_core.targets.hardware import Hardware
 aten = torch.ops.aten
 
 _PRODUCTS = (aten.matmul.default, aten.mm.default, aten.bmm.default)
-#: Maximum number of constant matrices in a batched product that becomes one layer for each matrix (Ethos-U55 and U65).
+#: On Ethos-U55 and U65, a batched product with at most this many constant matrices becomes one layer per matrix.
 _MAX_LAYERS = 16
 _INT8_MAX = 127
 
@@ -71,7 +71,7 @@ class _Rewriter:
         matrix = self.constants.value(source)
         if x.meta["val"].dim() == 1 and matrix.dim() > 2:
             return
-        if is_left:  # the operands trade places: they no longer correspond to the operands of other time steps
+        if is_left:  # the slot implies the order of the operands, which the rewrite exchanges
             node.meta.pop(TIMESTEP_SLOT, None)
         with self.module.graph.inserting_before(node):
             result = self._insert_product(node, x, source, matrix, is_left=is_left)

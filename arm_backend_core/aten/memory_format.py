@@ -20,7 +20,7 @@ def normalize_memory_formats(program: ExportedProgram) -> None:
 
 
 def _normalize_inputs(program: ExportedProgram) -> None:
-    """Make inputs contiguous or channels_last, as ExecuTorch's runtime requires, whatever strides the sample has.
+    """Make inputs contiguous or channels_last, as ExecuTorch's runtime requires; the sample may have other strides.
 
     Examples of samples with other strides: transposed tensors, and ``image.permute(2, 0, 1)[None]``, whose dimension 0
     has another stride than a channels_last tensor.

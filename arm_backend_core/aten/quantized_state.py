@@ -1,4 +1,4 @@
-"""Quantized state: mutated buffers hold integers from call to call."""
+"""Quantized state: mutated buffers hold quantized integers between calls of the program."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Scatter-adds: rewrite as overlap-add, a layer with one-hot weights or a sum of gathers, or leave to the CPU.
 
-The decomposition of a scatter-add (``ops/composites/scatter``) compares each index with each position, which takes one
-mask element for each pair. If the indices are constant, this module uses the first of these rewrites that applies:
+The decomposition of a scatter-add (``ops/composites/scatter``) compares each index with each position: its mask has one
+element for each pair. If the indices are constant, this module uses the first of these rewrites that applies:
 
 - Overlap-add: element c of frame f goes to position start + f * hop + c, as in the inverse short-time Fourier
   transform. The result is a ``col2im``. 61 frames of 256 samples with a hop of 64 take 38,007 cycles on U55-128 (Vela
@@ -54,7 +54,7 @@ _PRODUCTS_PER_PAIR = 64  #: products of a quantized one-hot matrix that take the
 def rewrite_scatter_adds(
     module: GraphModule, hardware: Hardware, tensors: Mapping[Node, Tensor] | None = None, *, quantized: bool = False
 ) -> bool:
-    """Rewrite floating-point scatter-adds at constant indices; mark others that the CPU computes in less time.
+    """Rewrite floating-point scatter-adds at constant indices. Mark the remaining ones if the CPU computes them faster.
 
     Args:
         module: the module to edit.
@@ -86,14 +86,14 @@ def rewrite_scatter_adds(
 
 @dataclass(frozen=True)
 class _ScatterAdd:
-    """``x`` [leading, positions, trailing] plus rows of ``source`` [leading, rows, trailing].
+    """Adds row r of ``source`` [leading, rows, trailing] to ``x`` [leading, positions, trailing] at indices[r].
 
     Attributes:
         x: the node that is added to.
         source: the node of the rows.
         indices: position of each row, not negative, [rows]; None if they are computed at run time.
         rows: number of rows.
-        shape: shape to which ``source`` is expanded, with as many elements as [leading, rows, trailing].
+        shape: shape to which ``source`` is expanded before it is reshaped to [leading, rows, trailing].
         leading: number of elements of the dimensions before the indexed ones.
         positions: number of positions.
         trailing: number of elements of the dimensions after the indexed ones.
@@ -134,7 +134,7 @@ def _refuse_decomposition(scatter: _ScatterAdd, hardware: Hardware, *, quantized
 def _keep_on_cpu(node: Node, scatter: _ScatterAdd, refusal: Unsupported) -> bool:
     """Mark the node, so that it is not decomposed.
 
-    ``scatter`` with ``reduce`` and ``scatter_reduce`` have no CPU kernel. A marked ``scatter_add`` replaces them.
+    ``aten.scatter.reduce`` and ``aten.scatter_reduce.two`` have no CPU kernel: a marked ``scatter_add`` replaces them.
 
     Returns:
         Whether the node was replaced.
@@ -261,7 +261,10 @@ def find_frames(indices: Array) -> _Frames | None:
 
 
 def _contribution_tables(indices: Array, positions: int) -> Array:
-    """For each position, the rows that go to it, padded with the number of rows: [largest count, positions]."""
+    """For each position (column), the rows that are added to it; missing entries are the number of rows.
+
+    For example, the indices [0, 2, 0] of 3 rows give [[0, 3, 1], [2, 3, 3]] for 3 positions.
+    """
     order = np.argsort(indices, kind="stable")
     counts = np.bincount(indices, minlength=positions)
     first = np.cumsum(counts) - counts
@@ -347,8 +350,8 @@ class _Rewriter:
         """The rows that each gather reads, [gathers, positions].
 
         Returns:
-            None if there would be too many gathers, elements or slices, or if the masks of the decomposition of a
-            floating-point program are small enough for the target.
+            None if there would be too many gathers, elements or slices. None also if the program stays floating-point
+            and the decomposition of the scatter-add is within the limit of the target.
         """
         elements = scatter.leading * scatter.positions * scatter.trailing
         has_small_mask = not self.quantized and _refuse_decomposition(scatter, self.hardware, quantized=False) is None
