@@ -48,7 +48,7 @@ FindAxes = Callable[[Operation], Sequence[int]]
 
 
 def _padding_and_stride(op: Operation, kernel: Sequence[int]) -> tuple[bool, int]:
-    """Whether there is padding, and the largest stride of the axes along which the window moves (1 if it never moves)."""
+    """Whether there is padding, and the largest stride of an axis along which the window moves; 1 if it never moves."""
     pad, stride = op.attrs["pad"], op.attrs["stride"]
     dilation = op.attrs.get("dilation", (1,) * len(kernel))
     moves = [
