@@ -44,7 +44,7 @@ class Selection:
     Attributes:
         program: the program.
         lowering: the program, lowered to TOSA. It contains all operators except those that ``select_operators`` refused
-            before lowering: operators for ``keep_on_cpu``, and quantize nodes of the program's inputs.
+            before lowering: operators that ``keep_on_cpu`` selects, and quantize nodes of inputs.
         operators: operators of the program, in program order.
         refusals: {refused operator: the reason}. An operator that computes a constant for the CPU only is neither
             refused nor delegated.
@@ -130,8 +130,8 @@ def select_operators(program: ExportedProgram, target: Target, keep_on_cpu: Sequ
         new_float_nodes = {
             node for node in unmaterializable if target.has_fp_profile and not is_dequantize(node)
         } - lowering.float_nodes
-        # Elementwise functions and data movement that an unquantized CPU operator or an output reads are lowered again
-        # in floating point.
+        # If an unquantized CPU operator or an output reads elementwise functions or data movement, these are lowered
+        # again, in floating point.
         if new_float_nodes:
             refusals, lowering = (
                 dict(initial_refusals),
@@ -253,7 +253,7 @@ def _sink_into_consumers(partition_ids: dict[Node, int], operators: Sequence[Nod
     for node in reversed(operators):
         if node not in chosen or not (node in constant or lowering.is_internal(node)):
             continue
-        readers: dict[int | None, list[Node]] = {}  # by partition; None: on the CPU
+        readers: dict[int | None, list[Node]] = {}  # {partition, or None for the CPU: readers}
         for user in node.users:
             readers.setdefault(partition_ids.get(user), []).append(user)
         reader_partitions = sorted(partition_id for partition_id in readers if partition_id is not None)

@@ -41,7 +41,7 @@ class _StateUse:
 
     @property
     def changes_value(self) -> bool:
-        """Whether the method changes the buffer. A method that only reads it writes its unchanged value back."""
+        """Whether the method changes the buffer. If it only reads the buffer, ``write`` copies the unchanged value."""
         value = self.value
         while value.target is torch.ops.aten.clone.default:
             value = value.all_input_nodes[0]
@@ -111,7 +111,7 @@ def _priority_of_method(model: ObservedProgram) -> int:
 
 
 def _uses_of_state(model: ObservedProgram) -> list[_StateUse]:
-    """List the buffers that a method writes. It also writes a buffer that it does not change, with the old value."""
+    """List a method's uses of buffers by its ``copy_`` nodes. A buffer that it only reads also has such a node."""
     writes = model.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
     uses = [_StateUse(model, *cast(tuple[Node, Node], write.args[:2]), write) for write in writes]
     return [use for use in uses if is_state(use.state)]

@@ -28,7 +28,7 @@ aten = torch.ops.aten
 
 
 class ChunkBuilder(NodeWriter):
-    """Builds the program of one chunk: the steps that one call computes."""
+    """Builds the program of one chunk: the steps that one call of its delegate computes."""
 
     def __init__(self, layer: UnrolledLayer, program: ExportedProgram, steps_per_call: int) -> None:
         super().__init__(Graph())

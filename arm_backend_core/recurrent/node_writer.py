@@ -26,7 +26,7 @@ class NodeWriter:
         self._values: dict[tuple[Any, int, tuple[Any, ...]], tuple[Any, Any]] = {}
 
     def call(self, target: Any, *args: Any, like: Node) -> Node:
-        """Emit a node that belongs to no step; it inherits the metadata of ``like``."""
+        """Emit a node that belongs to no time step; its metadata, apart from the value, are copied from ``like``."""
         node = self.graph.call_function(target, args)
         node.meta = copy_meta(like, self._compute_value(target, args))
         return node
@@ -56,9 +56,9 @@ class NodeWriter:
         return node
 
     def quantize_yielded(self, node: Node, yielded: YieldedValue) -> Node:
-        """Quantize ``node``, the operator's result in floating point, if the yielded value has integers."""
+        """Quantize the floating-point value ``node`` as ``yielded``. Without ``yielded.quantize``, return ``node``."""
         return self.apply_qdq_ops(node, [yielded.quantize] if yielded.quantize else [])
 
     def dequantize_yielded(self, node: Node, yielded: YieldedValue) -> Node:
-        """Dequantize ``node``, a yielded value, if it has integers."""
+        """Dequantize the yielded value ``node``. Without ``yielded.quantize``, return ``node``."""
         return self.apply_qdq_ops(node, [yielded.quantize.inverse] if yielded.quantize else [])

@@ -64,7 +64,7 @@ _MAX_UNROLLED_STEPS, _MAX_TOTAL_STEPS, _STEPS_PER_CALL = 64, 256, range(4, 33)
 
 
 def choose_steps_per_call(total: int, requested: int | str | None, program_steps: int = 0) -> int:
-    """Choose the number of steps that one call computes.
+    """Choose the number of steps that one call of the delegate computes.
 
     For long layers, "auto" minimizes calls + steps per call / 8, plus a penalty if the steps do not divide evenly:
     surplus steps cost time, and padding copies the input. For shorter layers of a program with many steps in total, it

@@ -41,7 +41,7 @@ class QdqOp(NamedTuple):
 
     @property
     def inverse(self) -> QdqOp:
-        """The dequantize for a quantize with the same parameters, or the quantize for a dequantize."""
+        """The dequantize operation for a quantize operation with the same parameters, and vice versa."""
         return QdqOp(_DEQUANTIZE if self.target is _QUANTIZE else _QUANTIZE, self.args)
 
 
@@ -49,7 +49,7 @@ class StepValue(NamedTuple):
     """An operand that the step itself or the previous step computes.
 
     Attributes:
-        steps_back: 0 for the same step, 1 for the previous one.
+        steps_back: 0 if the step itself computes the operand, 1 if the previous step does.
         slot: the slot of its operator.
         qdq_ops: quantize and dequantize operations between this operator and the reader, in order.
     """
@@ -105,7 +105,7 @@ class YieldedValue(NamedTuple):
 
     @classmethod
     def from_qdq_ops(cls, slot: int, qdq_ops: Sequence[QdqOp]) -> YieldedValue:
-        """The yielded value of the operator at ``slot``, if its reader is behind ``qdq_ops``."""
+        """The value that the operator at ``slot`` yields to a reader behind ``qdq_ops``, quantized by their first."""
         return cls(slot, qdq_ops[0] if qdq_ops else None)
 
 
@@ -326,7 +326,8 @@ def count_steps(program: ExportedProgram) -> list[int]:
 def find_unrolled_layers(program: ExportedProgram) -> Iterator[UnrolledLayer]:
     """Yield each call of an unrolled recurrent layer whose steps form a loop.
 
-    A call is analyzed only when the iterator reaches it, because its user may edit the program after each yielded call.
+    A call of the layer is analyzed when the iterator reaches it, because the code in the loop over this iterator may
+    have edited the program.
     """
     constants = set(constants_of(program))
     for node in program.graph.nodes:

@@ -34,7 +34,7 @@ class ArmCompileSpec(ABC):
 
     Attributes:
         target: the target to compile for.
-        compiler_flags: flags for the compiler behind TOSA (Vela, the model converter).
+        compiler_flags: flags for the compiler of the TOSA graph: Vela, or the model converter for VGF.
         isa: instruction set of the int8 kernels that compute quantized operators outside delegates. If it is None,
             these operators stay in floating point.
     """

@@ -43,7 +43,8 @@ class Hardware:
         macs_per_result: number of multiplications that the hardware can execute while it writes one result.
         averages_by_convolution: the mean of a whole image takes fewer cycles as convolutions than as AVG_POOL2D: 2,693
             instead of 5,208 for 24x5x64 on U55-128.
-        transposes_by_convolution: [A, N] to [N, A] takes fewer cycles as a convolution than as TRANSPOSE.
+        transposes_by_convolution: a transpose from [A, N] to [N, A] takes fewer cycles as a convolution than as
+            TRANSPOSE.
         max_depthwise_size: maximum product of input columns and input channels for a DEPTHWISE_CONV2D that computes
             several results for each channel; 0 means no limit. Vela moves these results by a TRANSPOSE of at most 64
             KiB per row.
@@ -60,7 +61,8 @@ class Hardware:
         sums_rescale_operands: ADD and SUB rescale both operands and their result in one operation.
         computes_pixel_pairs: a 1x1 convolution of few channels takes fewer cycles if two pixels become the channels of
             one pixel, or if the two halves of its channels become the elements of a 1x2 kernel.
-        copies_by_slow_pool: Vela copies operands of a CONCAT by an operation with twice the cycles of a MUL by 1.
+        copies_by_slow_pool: Vela copies operands of a CONCAT by an average pooling, which takes twice the cycles of a
+            MUL by 1.
         estimates_missing_activation: Vela 5.1 adds the cycles of a table lookup to the estimate of an operation that
             has no activation.
         constant_copy_min_rows: {Vela's release: number of rows}; 64 rows for releases without an entry. From this
@@ -82,8 +84,9 @@ class Hardware:
         max_macs_for_int16_split: with at most this many MACs per cycle, a linear layer of one int16 pixel takes fewer
             cycles as a layer of two int8 pixels. With 512 MACs, a layer from 256 to 256 channels takes 5,284 cycles as
             one int16 pixel, and 6,601 as two int8 pixels.
-        bilinear_cycles_per_result: cycles of a bilinear RESIZE for each int8 result, by Vela's estimates; 0 keeps every
-            RESIZE that the hardware supports.
+        bilinear_cycles_per_result: cycles of a bilinear RESIZE for each int8 result, by Vela's estimates. Lowering
+            compares them with the cycles of two convolutions. If it is 0, lowering emits a RESIZE wherever the hardware
+            supports it.
         vela_bugs: names of Vela's bugs (``docs/contributors/vela.md``) that ``tosa/vela_workarounds`` avoids.
         axes_lost_on_split: returns the axes along which Vela splits an operator and then loses the offset of its
             operands (bug ``sliced``).
@@ -236,7 +239,7 @@ _U85 = Hardware(
         unsplit_reductions=HEIGHT_WIDTH,
     ),
 )
-#: Hardware by family; "tosa", "vgf" and "cortex-m" have no limits beyond their profile.
+#: {family: its hardware}; "tosa", "vgf" and "cortex-m" have no limits beyond the TOSA profile.
 HARDWARE = {
     "ethos-u55": _U55,
     "ethos-u65": _U65,

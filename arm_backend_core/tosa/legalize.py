@@ -195,8 +195,8 @@ class LegalizingBuilder(Builder):
     def reduce(self, kind: str, x: Value, axis: int) -> Value:
         """Emit a reduction. If the target lacks it for INT32, halve the axis repeatedly, by combining its two halves.
 
-        Above rank 4, a RESHAPE merges the dimensions before ``axis`` and those after it, because Vela 5.1 crashes on
-        REDUCE_MIN of rank 5 for Ethos-U55 and U65.
+        Above rank 4, a RESHAPE merges all dimensions before ``axis`` into one, and all dimensions after it into one,
+        because Vela 5.1 crashes on REDUCE_MIN of rank 5 for Ethos-U55 and U65.
         """
         combine = {"REDUCE_SUM": self.add, "REDUCE_MAX": self.maximum, "REDUCE_MIN": self.minimum}
         is_int32 = x.dtype is DType.INT32 and kind in combine

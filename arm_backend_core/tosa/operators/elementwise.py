@@ -1,4 +1,7 @@
-"""Records of elementwise operators: activations, arithmetic, comparisons, conversions (TOSA 1.0, 2.4 to 2.8, 2.13)."""
+"""Records of elementwise operators: activations, arithmetic, comparisons, conversions.
+
+Source: TOSA 1.0, sections 2.4 to 2.8 and 2.13.
+"""
 
 from __future__ import annotations
 

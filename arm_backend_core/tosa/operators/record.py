@@ -22,7 +22,7 @@ Shape = tuple[int, ...]
 
 
 class Level(NamedTuple):
-    """Limits of a TOSA level, up to which every implementation of the level supports sizes (TOSA 1.0, section 1.7)."""
+    """Limits of a TOSA level: the maximum sizes that an implementation must support (TOSA 1.0, section 1.7)."""
 
     max_rank: int = 6
     max_kernel: int = 8192
@@ -111,15 +111,15 @@ class Operator:
             value of a DType, such as "int8".
         find_violations: yields the violated ERROR_IF and REQUIRE statements of the specification. It does not check
             statements on values that are known only at run time.
-        compute: evaluates the operator in numpy, bit-exact for integers; returns None if the result is undefined
-            or depends on the target. None if the operator cannot be evaluated.
+        compute: function that evaluates the operator in numpy, bit-exact for integers; it returns None if the result is
+            undefined or depends on the target. The field is None if there is no such function.
         is_elementwise: whether each result element depends on one element of each operand, and no attribute names a
             dimension.
         is_data_movement: whether the operator only copies elements.
         is_injective: whether the operator is data movement of one operand that neither repeats elements nor adds new
             ones; it may drop elements (SLICE).
-        per_dimension: attributes with one entry, or a pair of entries, for each dimension. Operand and result have the
-            same dimensions.
+        per_dimension: names of the ``Op.attrs`` with one entry, or a pair of entries, for each dimension. Operand and
+            result have the same number of dimensions.
         is_variadic: whether the operator accepts any number of operands of one type.
         is_placeholder: whether this is not a TOSA operator but a placeholder that a late pass replaces: loop markers
             and MX_CONV2D. If it is variadic, its operands after the first may have any type.

@@ -9,7 +9,8 @@ from arm_backend_core.tosa.operators import OPERATORS, evaluate
 from arm_backend_core.tosa.operators.windows import window_axes
 from arm_backend_core.tosa.passes.rewrite import Rewriter, RewriteRule
 
-#: Maximum size of a folded constant that is larger than its operands. On Ethos-U, constants are usually in flash.
+#: Maximum size, in bytes, of a folded constant that is larger than its operands, because constants take flash on
+#: most systems with an Ethos-U.
 MAX_GROWN_BYTES = 64 * 1024
 
 

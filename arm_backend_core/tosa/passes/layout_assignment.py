@@ -91,7 +91,7 @@ def _layout_change_cost(shape: tuple[int, ...], dtype: DType, before: Layout, af
 
 
 class _LayoutCosts:
-    """Costs of every candidate layout of every value, from the operators that precede it and from those that follow.
+    """Costs of the candidate layouts of each value, separately for the graph above the value and below it.
 
     Attributes:
         above: {value: {layout: cost of all layout changes before the value, if it is produced in this layout}}. The
@@ -311,7 +311,7 @@ class _GraphWriter:
             self.transpose_origins[op.output] = inherited[0]
 
     def _read(self, value: Value, layout: Layout) -> Value:
-        """``value`` in this layout. A missing layout is converted from the cheapest written layout."""
+        """Return ``value`` in this layout. If it is not written yet, convert it from the cheapest written layout."""
         available = self._written_layouts(value)
         if layout not in available:
             source_layout = min(available, key=lambda p: self.costs.change_cost(value, p, layout))

@@ -102,7 +102,7 @@ def _find_region(graph: Graph) -> set[Op]:
 
 
 def _is_column_matmul(op: Op) -> bool:
-    """Whether ``op`` is a MATMUL by a constant whose operand is the result of a MUL, ADD or SUB.
+    """Whether ``op`` is a MATMUL of a constant matrix and a column that a MUL, ADD or SUB computes.
 
     An ADD or SUB that reads a SLICE (a plain RNN) is excluded, because it takes more cycles on columns.
     """
