@@ -54,12 +54,12 @@ class ArmQuantizer(Quantizer):
     The most specific setting wins: module name, then module type, then global. The configuration None leaves operators
     in floating point.
 
+    ``algorithms`` and ``min_sqnr`` are options of the export. They are stored here, because ``ExportRecipe.combine``
+    keeps only the quantizers of a recipe.
+
     Attributes:
         algorithms: names of the quantization algorithms that the export applies; None for the default algorithms.
         min_sqnr: minimum SQNR of each output in dB; None for no minimum.
-
-    ``algorithms`` and ``min_sqnr`` are options of the export. They are stored here, because ``ExportRecipe.combine``
-    keeps only the quantizers of a recipe.
 
     Raises:
         TypeError: ``compile_spec`` is for another target.
