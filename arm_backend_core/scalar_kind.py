@@ -1,6 +1,6 @@
 """Scalar kinds of tensor elements.
 
-Callers compare with a named kind. No kind is defined as the complement of the others, so an unknown type is an error.
+Each kind lists its dtypes. No kind means "every other dtype", so a dtype that is not listed raises an error.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _DTYPE_NAMES: dict[ScalarKind, str] = {
     ScalarKind.BOOLEAN: "bool",
     ScalarKind.COMPLEX: "complex32 complex64 complex128",
 }
-#: Types that the installed PyTorch version lacks are skipped.
+#: {dtype: its kind}, without the dtypes that the installed PyTorch version lacks.
 _KIND_OF: dict[torch.dtype, ScalarKind] = {
     getattr(torch, name): kind for kind, names in _DTYPE_NAMES.items() for name in names.split() if hasattr(torch, name)
 }
 
 
 def kind_of(dtype: torch.dtype) -> ScalarKind:
-    """The kind of a PyTorch type.
+    """The kind of a PyTorch dtype.
 
     Raises:
-        ModelError: the type belongs to none of the four kinds (``torch.qint8``, ``torch.bits8``).
+        ModelError: the dtype belongs to none of the four kinds (``torch.qint8``, ``torch.bits8``).
     """
     if dtype not in _KIND_OF:
         raise ModelError(

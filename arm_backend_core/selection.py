@@ -43,12 +43,12 @@ class Selection:
 
     Attributes:
         program: the program.
-        lowering: the lowering walk. It lowered all operators except those that ``select_operators`` refused beforehand
-            (``keep_on_cpu``, quantize nodes of inputs).
+        lowering: the program, lowered to TOSA. It contains all operators except those that ``select_operators`` refused
+            before lowering: operators that ``keep_on_cpu`` selects, and quantize nodes of inputs.
         operators: operators of the program, in program order.
-        refusals: for each operator that was refused, the reason. Constants that only the CPU reads are neither refused
-            nor delegated.
-        partition_ids: for each delegated node, the number of its partition. Numbers increase in topological order.
+        refusals: {refused operator: the reason}. An operator that computes a constant for the CPU only is neither
+            refused nor delegated.
+        partition_ids: {delegated node: number of its partition}. Numbers increase in topological order.
     """
 
     program: ExportedProgram
@@ -68,11 +68,11 @@ class Selection:
             )
             for node, refusal in self.refusals.items()
             if not (is_quantize(node) or is_dequantize(node) or DELEGATE_LOOP in node.meta)
-            and node.target is not operator.getitem  # it counts as part of the operator with several results
+            and node.target is not operator.getitem  # it belongs to the operator of which it selects a result
         ]
 
     def partitions(self, name: str = "arm") -> list[Partition]:
-        """The partitions, named ``name`` and a number, in topological order."""
+        """The partitions in topological order. Their names are ``name`` and a number, for example "arm_0"."""
         groups: dict[int, list[Node]] = {}
         position = {node: index for index, node in enumerate(self.program.graph.nodes)}
         for node in position:
@@ -84,12 +84,12 @@ class Selection:
             for i, partition_id in enumerate(sorted(groups))
         ]
 
-    def graphs(self, parts: Iterable[Partition]) -> Iterable[Graph]:
+    def graphs(self, partitions: Iterable[Partition]) -> Iterable[Graph]:
         """Extract the TOSA graph of each partition; inputs and outputs have the partition's order."""
         position = {op: index for index, op in enumerate(self.lowering.graph.ops)}
-        for part in parts:
-            inputs = [(self.lowering.boundary_value(node)[0], node.name) for node in part.inputs]
-            outputs = [_lowered_value(self.lowering, node) for node in part.outputs]
+        for partition in partitions:
+            inputs = [(self.lowering.boundary_value(node)[0], node.name) for node in partition.inputs]
+            outputs = [_lowered_value(self.lowering, node) for node in partition.outputs]
             yield extract_subgraph(inputs, outputs, position.__getitem__)
 
 
@@ -97,7 +97,8 @@ def select_operators(program: ExportedProgram, target: Target, keep_on_cpu: Sequ
     """Select the nodes that ``target`` runs, by lowering the program, and assign them to delegates.
 
     Args:
-        program: the program, functional and decomposed. Nodes that several delegates must compute are copied.
+        program: the program, functional and decomposed. The function edits it: a node that several delegates must
+            compute is copied for each of them.
         target: the target to lower for.
         keep_on_cpu: predicates; a node for which any of them is true stays on the CPU.
 
@@ -129,8 +130,8 @@ def select_operators(program: ExportedProgram, target: Target, keep_on_cpu: Sequ
         new_float_nodes = {
             node for node in unmaterializable if target.has_fp_profile and not is_dequantize(node)
         } - lowering.float_nodes
-        # Elementwise functions and data movement that an unquantized CPU operator or an output reads are lowered again
-        # in floating point.
+        # If an unquantized CPU operator or an output reads elementwise functions or data movement, these are lowered
+        # again, in floating point.
         if new_float_nodes:
             refusals, lowering = (
                 dict(initial_refusals),
@@ -201,10 +202,10 @@ def _find_unmaterializable(
 def assign_partition_ids(operators: Iterable[Node], chosen: set[Node]) -> dict[Node, int]:
     """Group the chosen nodes into few convex partitions. No path leaves a convex partition and enters it again.
 
-    A node's level on a path from the program's inputs is 0 before and inside the first delegate of the path, 1 on the
-    CPU behind this delegate, 2 inside the next delegate, and so on. Its level is the maximum over all paths to it. A
-    path that leaves the delegate of a level enters the CPU, and the next delegate on this path has a higher level. So
-    the chosen nodes of a level form a convex partition.
+    Each node gets a level. Along a path from the program's inputs, the level starts at 0, rises by 1 where the path
+    leaves a delegate, and rises by 1 where it enters the next delegate. Nodes before the first delegate and inside it
+    have level 0. The level of a node is the maximum over all paths to it. A path that leaves the delegate of a level
+    can only enter delegates of higher levels, so the chosen nodes of a level form a convex partition.
 
     Returns:
         The level of each chosen node, which is its partition id.
@@ -242,9 +243,9 @@ def _split_large_partitions(partition_ids: dict[Node, int], mutated_buffer_count
 def _sink_into_consumers(partition_ids: dict[Node, int], operators: Sequence[Node], lowering: Lowering) -> None:
     """Move nodes whose result cannot leave a delegate to the partition of their readers.
 
-    These nodes are constants and nodes for which ``Lowering.is_internal`` is true. The lowering of a constant's readers
-    used its value, so the constant must be in their delegate. A node whose readers are in several partitions is copied.
-    A constant that only the CPU reads leaves its partition.
+    These nodes are constants and nodes for which ``Lowering.is_internal`` is true. When the readers of a constant were
+    lowered, they used its value, so their delegate must contain the constant. A node with readers in several partitions
+    is copied for each of them. A constant that only the CPU reads is removed from its partition.
     """
     chosen = set(partition_ids)
     constant = set(lowering.constants)
@@ -252,7 +253,7 @@ def _sink_into_consumers(partition_ids: dict[Node, int], operators: Sequence[Nod
     for node in reversed(operators):
         if node not in chosen or not (node in constant or lowering.is_internal(node)):
             continue
-        readers: dict[int | None, list[Node]] = {}  # by partition; None: on the CPU
+        readers: dict[int | None, list[Node]] = {}  # {partition, or None for the CPU: readers}
         for user in node.users:
             readers.setdefault(partition_ids.get(user), []).append(user)
         reader_partitions = sorted(partition_id for partition_id in readers if partition_id is not None)

@@ -51,11 +51,14 @@ _A16W8_CONFIG = get_symmetric_a16w8_quantization_config()
 class ArmQuantizer(Quantizer):
     """Annotates the operators that the target runs as integers.
 
-    The most specific setting wins: module name, then module type, then global. None leaves operators in floating point.
+    The most specific setting wins: module name, then module type, then global. The configuration None leaves operators
+    in floating point.
+
+    ``algorithms`` and ``min_sqnr`` are options of the export. They are stored here, because ``ExportRecipe.combine``
+    keeps only the quantizers of a recipe.
 
     Attributes:
-        algorithms: names of the quantization algorithms that the export applies; None for its default ones. They are
-            stored here, as ``min_sqnr`` is, because ``ExportRecipe.combine`` keeps only the quantizers of a recipe.
+        algorithms: names of the quantization algorithms that the export applies; None for the default algorithms.
         min_sqnr: minimum SQNR of each output in dB; None for no minimum.
 
     Raises:
@@ -108,8 +111,8 @@ class ArmQuantizer(Quantizer):
         Called by ``prepare_pt2e`` and ``ObservedProgram``.
 
         Raises:
-            ModelError: the graph writes in place to memory that tensors share (quantized tensors share no memory), or
-                an operator cannot be decomposed (see ``decompose``).
+            ModelError: the graph writes in place to memory that several tensors share, which quantization cannot
+                preserve: quantized tensors share no memory. Or an operator cannot be decomposed (see ``decompose``).
         """
         inline_higher_order_ops(model, {})
         aliased_write = functionalize(model.graph, write_back=True)
@@ -139,7 +142,7 @@ class ArmQuantizer(Quantizer):
         bound_masks(model)
         eliminate_dead_code(model.graph)  # operators that the passes above replaced
         _set_attribute_values(model)
-        return model  # prepare_pt2e builds a new module from the graph
+        return model  # no recompile: prepare_pt2e builds a new module from the graph
 
     def annotate(self, model: GraphModule) -> GraphModule:
         """Write annotations; called by ``prepare_pt2e`` and ``ObservedProgram``.
@@ -163,7 +166,7 @@ class ArmQuantizer(Quantizer):
 
         Args:
             graph: the graph to annotate.
-            stacks: by node, the modules that contain it, by path.
+            stacks: {node: the modules that contain it}, in the format of ``modules_of``.
         """
         uses_int16 = "int16" in self.compile_spec.target.extensions and self._uses("int16_coordinates")
         coordinates = find_coordinate_nodes(graph) if uses_int16 else set()
@@ -178,7 +181,7 @@ class ArmQuantizer(Quantizer):
         return self.algorithms is None or algorithm in self.algorithms
 
     def validate(self, model: GraphModule) -> None:
-        """Do nothing: the operators' records decide what is annotated."""
+        """Do nothing. torchao requires this method, but ``annotate`` has already checked the model."""
 
     def prepare_obs_or_fq_callback(self, model: GraphModule, edge_or_node_to_obs_or_fq: dict[Any, Any]) -> None:
         """Share observers across time steps, and set the observers' properties (``set_observer_properties``).
@@ -261,7 +264,7 @@ def _check_dtype(node: Node) -> None:
 
 
 def _advise_float32(graph: Graph, dtype: torch.dtype) -> str:
-    """Describe what to convert, the model or inputs, so that no value of the graph has this dtype."""
+    """Advise the user to convert the model or some inputs, which introduce this dtype into the graph."""
 
     def has_dtype(node: Node) -> bool:
         return getattr(node.meta.get("val"), "dtype", None) is dtype
@@ -275,7 +278,7 @@ def _advise_float32(graph: Graph, dtype: torch.dtype) -> str:
 
 
 def _set_attribute_values(model: GraphModule) -> None:
-    """Give get_attr nodes without ``meta["val"]``, which folding creates, the attribute's tensor as ``meta["val"]``."""
+    """Set ``meta["val"]`` of get_attr nodes that lack it to the attribute's tensor; constant folding creates them."""
     for node in model.graph.nodes:
         if node.op == "get_attr" and "val" not in node.meta:
             node.meta["val"] = attrgetter(str(node.target))(model)

@@ -1,4 +1,4 @@
-"""Observers of state that several methods share: a buffer has one type and one scale in all of them."""
+"""Observers of buffers that several methods share: all methods use one dtype and one scale for a buffer."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class _StateUse:
     """A method's use of a buffer.
 
     Attributes:
-        model: the method.
-        state: the buffer.
-        value: its new value.
-        write: the operator that writes it.
+        model: the observed program of the method.
+        state: the node of the buffer.
+        value: the node of the buffer's new value.
+        write: the ``copy_`` node that writes the new value to the buffer.
     """
 
     model: ObservedProgram
@@ -41,7 +41,7 @@ class _StateUse:
 
     @property
     def changes_value(self) -> bool:
-        """Whether the method changes the buffer. A method that only reads it writes its unchanged value back."""
+        """Whether the method changes the buffer. If it only reads the buffer, ``write`` copies the unchanged value."""
         value = self.value
         while value.target is torch.ops.aten.clone.default:
             value = value.all_input_nodes[0]
@@ -49,21 +49,26 @@ class _StateUse:
 
     @property
     def priority(self) -> int:
-        """2 if the method only reads the buffer. If it changes the buffer: 0 (highest) with parameters, 1 without."""
+        """Priority of the method in the choice of the buffer's observer; 0 is the highest.
+
+        0: the method has parameters and changes the buffer. 1: it changes the buffer, but has no parameters. 2: it only
+        reads the buffer.
+        """
         return 2 if not self.changes_value else 0 if self.model.has_parameters else 1
 
     def set_observer(self, observer: Any) -> None:
-        """Observe the buffer and its new value by ``observer``."""
+        """Use ``observer`` for the buffer and for its new value."""
         self.model.observers[self.state] = self.model.observers[self.value, self.write] = observer
 
 
 def unify_state_observers(models: Iterable[ObservedProgram]) -> None:
-    """Give each buffer that several methods write observers of one type and dtype in all of them.
+    """If several methods write a buffer, give it observers of one class and dtype in all of these methods.
 
-    The methods that have parameters and change the buffer decide: the widest of their types applies. If there are none,
-    the methods that change the buffer decide. If no method changes the buffer, the methods that read it decide. A
-    method without parameters that only resets the state therefore does not affect the other methods. Afterwards,
-    ``share_observers_across_methods`` merges the observers of a buffer.
+    The dtype is the widest among the observers of the methods with the highest priority (``_StateUse.priority``). These
+    are the methods that have parameters and change the buffer. If there are none, they are the methods that change the
+    buffer; if no method changes it, the methods that read it. A method without parameters that only resets the state
+    therefore does not affect the other methods. Afterwards, ``share_observers_across_methods`` merges the observers of
+    a buffer.
     """
     uses: dict[TensorIdentity, list[_StateUse]] = {}
     for model in models:
@@ -75,13 +80,13 @@ def unify_state_observers(models: Iterable[ObservedProgram]) -> None:
 
 
 class InterleavedCalibration:
-    """Calibrates methods on the states that another method leaves, and then restores these states.
+    """Calibrates methods on the buffer values that the samples of another method leave.
 
-    Methods are calibrated one after the other. Without interleaving, a method that reads the state would be calibrated
-    on the final state only, and a method that clears it on almost only zeros.
+    The quantization calibrates one method after the other. Without interleaving, a method that reads the state would be
+    calibrated on the final state only, and a method that clears it on almost only zeros.
 
     Args:
-        methods: by name, each with its samples.
+        methods: {name of the method: (its observed program, its samples)}.
     """
 
     def __init__(self, methods: Mapping[str, tuple[ObservedProgram, Iterable[Any]]]) -> None:
@@ -89,7 +94,10 @@ class InterleavedCalibration:
         self._methods = {name: (model, cycle(samples)) for name, (model, samples) in methods.items()}
 
     def run(self, method: str) -> None:
-        """Run the next sample of each method with a lower priority than ``method``."""
+        """Run the next sample of each method with a lower priority than ``method``, and restore the buffers afterwards.
+
+        Called after each calibration sample of ``method``.
+        """
         for name, (model, samples) in self._methods.items():
             if self._priorities[name] > self._priorities[method]:
                 sample = next(samples)
@@ -98,19 +106,19 @@ class InterleavedCalibration:
 
 
 def _priority_of_method(model: ObservedProgram) -> int:
-    """The highest priority (lowest number) of a method's uses of buffers; 0 without a use."""
+    """The highest priority (lowest number) among a method's uses of buffers; 0 if it uses none."""
     return min((use.priority for use in _uses_of_state(model)), default=0)
 
 
 def _uses_of_state(model: ObservedProgram) -> list[_StateUse]:
-    """List the buffers that a method writes, including those to which it writes their unchanged value."""
+    """List a method's uses of buffers by its ``copy_`` nodes. A buffer that it only reads also has such a node."""
     writes = model.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
     uses = [_StateUse(model, *cast(tuple[Node, Node], write.args[:2]), write) for write in writes]
     return [use for use in uses if is_state(use.state)]
 
 
 def _unify(uses: Sequence[_StateUse]) -> None:
-    """Give the uses of one buffer a common observer, if any of them is quantized."""
+    """Give all uses of one buffer a common observer, if any method quantizes the buffer."""
     observed = [use for use in uses if use.observer is not None]
     if not observed:
         return

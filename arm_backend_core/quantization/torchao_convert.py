@@ -1,7 +1,7 @@
 """torchao's ``convert_pt2e`` without its search for batch norms of quantization-aware training.
 
 If a graph has any batch norm, torchao exports 96 patterns to match against, which takes 20 s however small the graph
-is. ``prepare_qat_pt2e`` inserts those patterns, so a model that was only calibrated has none of them.
+is. The patterns match nodes that only ``prepare_qat_pt2e`` inserts, so a model that was only calibrated has no match.
 """
 
 from __future__ import annotations

@@ -16,11 +16,11 @@ from arm_backend_core.program import build_program
 from arm_backend_core.recurrent.node_writer import NodeWriter, copy_meta
 from arm_backend_core.recurrent.unrolled_steps import (
     Constant,
-    Port,
-    Slice,
     Step,
+    StepSelect,
     StepValue,
     UnrolledLayer,
+    YieldedValue,
     argument_leaves,
 )
 
@@ -28,17 +28,20 @@ aten = torch.ops.aten
 
 
 class ChunkBuilder(NodeWriter):
-    """Builds the program of one chunk: the steps that one call computes."""
+    """Builds the program of one chunk: the steps that one call of its delegate computes."""
 
     def __init__(self, layer: UnrolledLayer, program: ExportedProgram, steps_per_call: int) -> None:
         super().__init__(Graph())
         self._layer, self._program, self._steps_per_call = layer, program, steps_per_call
         self._constants: dict[Node, Node] = {}
 
-    def build(self, stacked: Iterable[Port]) -> ExportedProgram:
-        """Build the loop body, which maps states and slices to new states and ``stacked`` outputs.
+    def build(self, stacked: Iterable[YieldedValue]) -> ExportedProgram:
+        """Build the loop body, which maps states and input sequences to new states and ``stacked`` outputs.
 
-        Slices and outputs have the shape [steps_per_call, ...].
+        Sequences and outputs have the shape [steps_per_call, ...].
+
+        Args:
+            stacked: the values that the loop returns for every step.
         """
         specs = {spec.arg.name: spec for spec in self._program.graph_signature.input_specs}
         constant_specs: dict[Node, InputSpec] = {}
@@ -49,10 +52,10 @@ class ChunkBuilder(NodeWriter):
                 constant_specs[self._constants[node]] = specs[node.name]
         template = self._layer.steps[1]
         self._states = {
-            port: self._add_input(f"state_{i}", self._layer.port_meta(port), template[port.slot])
-            for i, port in enumerate(self._layer.initial_states)
+            yielded: self._add_input(f"state_{i}", self._layer.yielded_meta(yielded), template[yielded.slot])
+            for i, yielded in enumerate(self._layer.initial_states)
         }
-        self._slices = [
+        self._sequences = [
             self._add_input(
                 f"sequence_{i}",
                 _with_leading_dims(read.source.meta["val"], read.dim, self._steps_per_call),
@@ -63,13 +66,15 @@ class ChunkBuilder(NodeWriter):
         for node in needed:
             if node.op != "placeholder":
                 self._constants[node] = self.graph.node_copy(node, self._constants.__getitem__)
-        rows: list[Step] = []
+        steps: list[Step] = []
         for k in range(self._steps_per_call):
-            rows.append(self._emit_step(k, rows[-1] if rows else {}))
-        results = [self.quantize_port(rows[-1][port.slot], port) for port in self._states]
-        for port in stacked:
-            parts = [self.dequantize_port(self.quantize_port(row[port.slot], port), port) for row in rows]
-            results.append(self.quantize_port(self.call(aten.stack.default, parts, like=parts[0]), port))
+            steps.append(self._emit_step(k, steps[-1] if steps else {}))
+        results = [self.quantize_yielded(steps[-1][yielded.slot], yielded) for yielded in self._states]
+        for yielded in stacked:
+            parts = [
+                self.dequantize_yielded(self.quantize_yielded(step[yielded.slot], yielded), yielded) for step in steps
+            ]
+            results.append(self.quantize_yielded(self.call(aten.stack.default, parts, like=parts[0]), yielded))
         self.graph.output(tuple(results))
         return build_program(self._program, self.graph, constant_specs)
 
@@ -103,18 +108,20 @@ class ChunkBuilder(NodeWriter):
 
     def _operand(self, read: Any, k: int, step: Step, previous: Step) -> Any:
         if isinstance(read, StepValue) and read.steps_back and not previous:
-            return self.apply_qdq_ops(self._states[Port.from_qdq_ops(read.slot, read.qdq_ops)], read.qdq_ops[1:])
+            return self.apply_qdq_ops(
+                self._states[YieldedValue.from_qdq_ops(read.slot, read.qdq_ops)], read.qdq_ops[1:]
+            )
         if isinstance(read, StepValue):
             return self.apply_qdq_ops((previous if read.steps_back else step)[read.slot], read.qdq_ops)
-        if isinstance(read, Slice):
-            x = self.apply_qdq_ops(self._slices[self._layer.sequence_index(read)], read.source_qdq_ops)
+        if isinstance(read, StepSelect):
+            x = self.apply_qdq_ops(self._sequences[self._layer.sequence_index(read)], read.source_qdq_ops)
             x = self.call(aten.select.int, x, 0, k, like=x)
-            for cut in read.cuts:
-                x = self.call(aten.slice.Tensor, x, *cut, like=x)
+            for arguments in read.slices:
+                x = self.call(aten.slice.Tensor, x, *arguments, like=x)
             return self.apply_qdq_ops(x, read.qdq_ops)
         return read
 
 
 def _with_leading_dims(value: Tensor, dim: int, *counts: int) -> Tensor:
-    """Make a tensor like ``value`` with the dimensions ``counts``, then those of ``value`` except ``dim``."""
+    """Make a tensor like ``value``, with dimension ``dim`` removed and dimensions of the sizes ``counts`` in front."""
     return value.new_empty([*counts, *value.shape[:dim], *value.shape[dim + 1 :]])

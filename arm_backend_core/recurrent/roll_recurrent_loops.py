@@ -4,9 +4,9 @@ A recurrent layer is unrolled before quantization, and all its steps have the sa
 into a ``torch.scan`` over chunks of steps. ExecuTorch's runtime calls the delegate of a chunk repeatedly, so weights
 and commands of one chunk are compiled and stored once.
 
-The results equal the results of the unrolled steps, because a call passes the same numbers to the next call as a step
-passes to the next step. One exception: an unrolled first step with a zero state is rounded less often, so the last bit
-of its result may differ.
+The results are equal to those without loop rolling, because each call of the delegate passes the same numbers to the
+next call as an unrolled step to the next step. One exception: an unrolled first step with a zero state is rounded less
+often, so the last bit of its result may differ.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from arm_backend_core.recurrent.chunk import ChunkBuilder
 from arm_backend_core.recurrent.node_writer import NodeWriter, copy_meta
 from arm_backend_core.recurrent.recurrent_ops import RECURRENT_OPS
 from arm_backend_core.recurrent.unrolled_steps import (
-    Port,
-    Slice,
     StepOutput,
+    StepSelect,
     UnrolledLayer,
+    YieldedValue,
     count_steps,
     find_unrolled_layers,
     strip_qdq_ops,
@@ -57,13 +57,14 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 SCAN = torch.ops.higher_order.scan
 
-#: Limits of "auto". A layer stays unrolled if it has at most ``_MAX_UNROLLED_STEPS``, and all layers together have at
-#: most ``_MAX_TOTAL_STEPS``. Otherwise, a call computes one of the numbers of steps in ``_STEPS_PER_CALL``.
+#: Limits of ``steps_per_call="auto"``, in steps. A layer stays unrolled if it has at most ``_MAX_UNROLLED_STEPS``, and
+#: all layers of the program together have at most ``_MAX_TOTAL_STEPS``. Otherwise, the number of steps that one call of
+#: the delegate computes is chosen from ``_STEPS_PER_CALL``.
 _MAX_UNROLLED_STEPS, _MAX_TOTAL_STEPS, _STEPS_PER_CALL = 64, 256, range(4, 33)
 
 
 def choose_steps_per_call(total: int, requested: int | str | None, program_steps: int = 0) -> int:
-    """Choose the number of steps that one call computes.
+    """Choose the number of steps that one call of the delegate computes.
 
     For long layers, "auto" minimizes calls + steps per call / 8, plus a penalty if the steps do not divide evenly:
     surplus steps cost time, and padding copies the input. For shorter layers of a program with many steps in total, it
@@ -71,7 +72,7 @@ def choose_steps_per_call(total: int, requested: int | str | None, program_steps
 
     Args:
         total: steps of the layer.
-        requested: a number of steps, "auto", or None for all.
+        requested: a number of steps, "auto", or None to compute all steps in one call.
         program_steps: steps of all layers of the program.
 
     Returns:
@@ -182,7 +183,9 @@ def _replace_by_loop(
         return
     calls = -(-total // steps_per_call)
     final_carries = set(initial_states) if calls * steps_per_call == total else set()
-    stacked = list(dict.fromkeys(x.port for x in layer.outputs if x.step < total - 1 or x.port not in final_carries))
+    stacked = list(
+        dict.fromkeys(x.yielded for x in layer.outputs if x.step < total - 1 or x.yielded not in final_carries)
+    )
     body = compiler.compile_chunk(ChunkBuilder(layer, program, steps_per_call).build(stacked), calls)
     if body is not None:
         program.graph_module.add_module(name, body)
@@ -190,10 +193,10 @@ def _replace_by_loop(
 
 
 def _bypass_stacks(graph: Graph) -> None:
-    """Let readers of one element of a stack of step outputs read the step output. The stack may become dead code.
+    """Bypass stacks of step outputs: a select of one element of the stack is replaced by the step output itself.
 
-    Readers inside recurrent steps do not change. Readers that quantize with other parameters than the step output do
-    not change either.
+    A select inside a recurrent step is kept. A select is also kept if a quantize node between it and the stack has
+    other parameters than the step output. A stack without readers is removed.
     """
     for stack in graph.find_nodes(op="call_function", target=aten.stack.default):
         parts, dim = cast(list[Node], stack.args[0]), cast(int, stack.args[1] if len(stack.args) > 1 else 0)
@@ -218,9 +221,9 @@ def _insert_loop(
     program: ExportedProgram,
     layer: UnrolledLayer,
     name: str,
-    initial_states: Mapping[Port, Node | Tensor],
-    stacked: Sequence[Port],
-    final_carries: Container[Port],
+    initial_states: Mapping[YieldedValue, Node | Tensor],
+    stacked: Sequence[YieldedValue],
+    final_carries: Container[YieldedValue],
     steps_per_call: int,
 ) -> None:
     """Insert the ``scan`` and replace the outputs of the steps by its results.
@@ -229,9 +232,10 @@ def _insert_loop(
         program: the program to edit.
         layer: the unrolled layer.
         name: name of the loop's body in the program's module.
-        initial_states: operand of each carried state.
-        stacked: ports whose values of all steps the loop returns.
-        final_carries: states whose final value is the scan's carry. Empty if the last chunk is padded.
+        initial_states: {loop-carried value: its initial value}.
+        stacked: the values that the loop returns for every step.
+        final_carries: loop-carried values whose value after the last step is a result of the scan. Empty if the last
+            chunk is padded, because the padding changes the carries.
         steps_per_call: number of steps that one call computes.
     """
     graph, total = program.graph, len(layer.steps)
@@ -239,38 +243,42 @@ def _insert_loop(
     with graph.inserting_before(first[-1].next):
         writer = NodeWriter(graph)
         states = [
-            _insert_state(program, f"{name}_state", x, layer.port_meta(port)) for port, x in initial_states.items()
+            _insert_state(program, f"{name}_state", x, layer.yielded_meta(yielded))
+            for yielded, x in initial_states.items()
         ]
         slices = [_insert_chunked_sequence(writer, total, *sequence, steps_per_call) for sequence in layer.sequences]
         scan = graph.call_function(SCAN, (graph.get_attr(name), states, slices, ()))
         calls = slices[0].meta["val"].shape[0]
-        values = [layer.port_meta(port) for port in initial_states]
+        values = [layer.yielded_meta(yielded) for yielded in initial_states]
         values += [
-            layer.port_meta(port).new_empty([calls, steps_per_call, *layer.port_meta(port).shape]) for port in stacked
+            layer.yielded_meta(yielded).new_empty([calls, steps_per_call, *layer.yielded_meta(yielded).shape])
+            for yielded in stacked
         ]
         scan.meta = {**copy_meta(first[0], values), DELEGATE_LOOP: True}
         getitems = [graph.call_function(operator.getitem, (scan, i)) for i in range(len(values))]
-        for getitem, port, value in zip(getitems, (*initial_states, *stacked), values, strict=True):
-            getitem.meta = copy_meta(layer.steps[1][port.slot], value)
+        for getitem, yielded, value in zip(getitems, (*initial_states, *stacked), values, strict=True):
+            getitem.meta = copy_meta(layer.steps[1][yielded.slot], value)
         final_states = {
-            port: getitem for port, getitem in zip(initial_states, getitems, strict=False) if port in final_carries
+            yielded: getitem
+            for yielded, getitem in zip(initial_states, getitems, strict=False)
+            if yielded in final_carries
         }
         outputs = zip(stacked, getitems[len(initial_states) :], strict=True)
         _replace_step_outputs(
             writer,
             layer,
-            {port: _insert_output_sequence(writer, getitem, port, total) for port, getitem in outputs},
+            {yielded: _insert_output_sequence(writer, getitem, yielded, total) for yielded, getitem in outputs},
             final_states,
         )
     eliminate_dead_code(graph)
 
 
-def _find_initial_states(program: ExportedProgram, layer: UnrolledLayer) -> dict[Port, Node | Tensor] | None:
-    """Find the initial state of each port, quantized if the port carries integers.
+def _find_initial_states(program: ExportedProgram, layer: UnrolledLayer) -> dict[YieldedValue, Node | Tensor] | None:
+    """Find the initial value of each loop-carried value, quantized if the loop carries integers.
 
     Returns:
-        {port: a node of the program, or the value of a constant state}. None if integers cannot represent a constant
-        initial state exactly, or if a port's constant operands differ.
+        {loop-carried value: a node of the program, or a tensor if the initial value is constant}. None if integers
+        cannot represent a constant initial value exactly, or if the readers of a value have different constants.
     """
     values: dict[Node, Any] = dict(constants_of(program))
 
@@ -279,14 +287,18 @@ def _find_initial_states(program: ExportedProgram, layer: UnrolledLayer) -> dict
             values[node] = evaluate_node(node, value)
         return values[node]
 
-    states: dict[Port, Node | Tensor] = {}
-    for port, read in layer.initial_states.items():
-        states[port] = read[0]
+    states: dict[YieldedValue, Node | Tensor] = {}
+    for yielded, read in layer.initial_states.items():
+        states[yielded] = read[0]
         if read[0] in layer.constants:
             real = value(read[0])
-            initial = states[port] = real if port.quantize is None else port.quantize.target(real, *port.quantize.args)
+            initial = states[yielded] = (
+                real if yielded.quantize is None else yielded.quantize.target(real, *yielded.quantize.args)
+            )
             round_trip = (
-                initial if port.quantize is None else port.quantize.inverse.target(initial, *port.quantize.args)
+                initial
+                if yielded.quantize is None
+                else yielded.quantize.inverse.target(initial, *yielded.quantize.args)
             )
             if not all(torch.equal(round_trip, value(operand)) for operand in read):
                 return None
@@ -302,9 +314,9 @@ def _insert_state(program: ExportedProgram, name: str, x: Node | Tensor, value: 
 
 
 def _insert_chunked_sequence(
-    writer: NodeWriter, total: int, read: Slice, first: int, stride: int, steps_per_call: int
+    writer: NodeWriter, total: int, read: StepSelect, first: int, stride: int, steps_per_call: int
 ) -> Node:
-    """The sequence that the steps read, in step order and zero-padded: [calls, steps_per_call, ...]."""
+    """Emit the input sequence in step order, padded with zeros, as [calls, steps_per_call, ...]."""
     calls = -(-total // steps_per_call)
     x = writer.apply_qdq_ops(read.source, read.source_qdq_ops)
     shape = x.meta["val"].shape
@@ -325,16 +337,19 @@ def _insert_chunked_sequence(
     return writer.apply_qdq_ops(x, [op.inverse for op in read.source_qdq_ops])
 
 
-def _insert_output_sequence(writer: NodeWriter, stacked: Node, port: Port, total: int) -> Node:
-    """The floating-point values of a port in all steps, in step order and without padding."""
-    x = writer.dequantize_port(stacked, port)
+def _insert_output_sequence(writer: NodeWriter, stacked: Node, yielded: YieldedValue, total: int) -> Node:
+    """Emit a yielded value of all steps, dequantized, in step order and without padding: [steps, ...]."""
+    x = writer.dequantize_yielded(stacked, yielded)
     calls, steps_per_call, *rest = x.meta["val"].shape
     x = writer.call(aten.view.default, x, [calls * steps_per_call, *rest], like=x)
     return x if calls * steps_per_call == total else writer.call(aten.slice.Tensor, x, 0, 0, total, like=x)
 
 
 def _replace_step_outputs(
-    writer: NodeWriter, layer: UnrolledLayer, sequences: dict[Port, Node], final_states: dict[Port, Node]
+    writer: NodeWriter,
+    layer: UnrolledLayer,
+    sequences: dict[YieldedValue, Node],
+    final_states: dict[YieldedValue, Node],
 ) -> None:
     """Redirect readers of step outputs to the results of the loop."""
     by_node = {result.node: result for result in layer.outputs}
@@ -344,7 +359,7 @@ def _replace_step_outputs(
         match = _match_whole_sequence(parts, len(layer.steps))
         if match is not None:
             result, stride = match
-            x = sequences[result.port]
+            x = sequences[result.yielded]
             x = x if stride > 0 else writer.call(aten.flip.default, x, [0], like=x)
             dim = cast(int, stack.args[1] if len(stack.args) > 1 else 0) % x.meta["val"].dim()
             order = [*range(1, dim + 1), 0, *range(dim + 1, x.meta["val"].dim())]
@@ -354,27 +369,27 @@ def _replace_step_outputs(
         remaining = layer.external_readers(result.node)
         if not remaining:
             continue
-        if result.step == len(layer.steps) - 1 and result.port in final_states:
-            x = writer.apply_qdq_ops(final_states[result.port], result.qdq_ops[1:])
+        if result.step == len(layer.steps) - 1 and result.yielded in final_states:
+            x = writer.apply_qdq_ops(final_states[result.yielded], result.qdq_ops[1:])
         else:
-            whole_sequence = sequences[result.port]
+            whole_sequence = sequences[result.yielded]
             x = writer.call(aten.select.int, whole_sequence, 0, result.step, like=whole_sequence)
-            x = writer.apply_qdq_ops(writer.quantize_port(x, result.port), result.qdq_ops[1:])
+            x = writer.apply_qdq_ops(writer.quantize_yielded(x, result.yielded), result.qdq_ops[1:])
         for reader in remaining:
             reader.replace_input_with(result.node, x)
 
 
 def _match_whole_sequence(parts: Sequence[StepOutput | None], total: int) -> tuple[StepOutput, int] | None:
-    """Match a stack of one port's outputs of all steps; return the first output and the direction (1 or -1)."""
+    """Match a stack of one yielded value of all steps; return its first output and the step order (1 or -1)."""
     if len(parts) != total or None in parts:
         return None
     outputs = cast(Sequence[StepOutput], parts)
-    step_indices, distinct_sources = [part.step for part in outputs], {(part.port, part.qdq_ops) for part in outputs}
+    step_indices, distinct_sources = [part.step for part in outputs], {(part.yielded, part.qdq_ops) for part in outputs}
     ascending = step_indices if step_indices[0] == 0 else step_indices[::-1]
     if (
         len(distinct_sources) > 1
         or ascending != list(range(total))
-        or (outputs[0].port.quantize and len(outputs[0].qdq_ops) != 2)
+        or (outputs[0].yielded.quantize and len(outputs[0].qdq_ops) != 2)
     ):
         return None
     return outputs[0], 1 if step_indices[0] == 0 else -1

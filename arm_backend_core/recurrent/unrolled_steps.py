@@ -1,6 +1,7 @@
 """Analysis of unrolled recurrent layers: what each step reads, and whether the steps form a loop.
 
-The metadata ``arm_backend_core.nodes.TIMESTEP_SLOT`` identifies corresponding operators of the steps.
+Corresponding operators of the steps have equal metadata ``arm_backend_core.nodes.TIMESTEP_SLOT``: the name of the
+layer, the function that computes a step, and the operator's position within this function (its slot).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _QUANTIZE, _DEQUANTIZE = (
     getattr(torch.ops.quantized_decomposed, name).default for name in ("quantize_per_tensor", "dequantize_per_tensor")
 )
 
-#: The operators of one step, by slot. A slot is the position of an operator within its step.
+#: {slot: operator} of one step. A slot is the position of an operator within its step.
 Step = dict[int, Node]
 
 
@@ -40,17 +41,17 @@ class QdqOp(NamedTuple):
 
     @property
     def inverse(self) -> QdqOp:
-        """The dequantize for a quantize with the same parameters, or the quantize for a dequantize."""
+        """The dequantize operation for a quantize operation with the same parameters, and vice versa."""
         return QdqOp(_DEQUANTIZE if self.target is _QUANTIZE else _QUANTIZE, self.args)
 
 
 class StepValue(NamedTuple):
-    """A value computed by the step itself or by the previous one.
+    """An operand that the step itself or the previous step computes.
 
     Attributes:
-        steps_back: 0 for the same step, 1 for the previous one.
+        steps_back: 0 if the step itself computes the operand, 1 if the previous step does.
         slot: the slot of its operator.
-        qdq_ops: quantize and dequantize operations after the operator.
+        qdq_ops: quantize and dequantize operations between this operator and the reader, in order.
     """
 
     steps_back: int
@@ -58,22 +59,23 @@ class StepValue(NamedTuple):
     qdq_ops: tuple[QdqOp, ...]
 
 
-class Slice(NamedTuple):
-    """One slice of a tensor along ``dim``, with a different index in each step.
+class StepSelect(NamedTuple):
+    """An operand that ``aten.select`` reads from a tensor of all steps, with a different index in each step.
 
     Attributes:
-        number: index of the slice among the slices that a step reads.
-        source: the tensor that all steps read; integers if ``source_qdq_ops`` is not empty.
-        source_qdq_ops: quantize and dequantize operations between ``source`` and the slicing.
-        cuts: (dimension, start, end) of each slicing of another dimension. Dimensions are counted without ``dim``.
-        dim: the dimension that is indexed by step.
-        qdq_ops: quantize and dequantize operations after the slicing.
+        number: index of this operand among the selected operands of a step.
+        source: the tensor of all steps; integers if ``source_qdq_ops`` is not empty.
+        source_qdq_ops: quantize and dequantize operations between ``source`` and the select.
+        slices: (dimension, start, end) of each ``aten.slice`` along a dimension other than ``dim``. Dimensions are
+            numbered as in the result of the select, which does not have ``dim``.
+        dim: the dimension along which each step selects one index.
+        qdq_ops: quantize and dequantize operations after the select.
     """
 
     number: int
     source: Node
     source_qdq_ops: tuple[QdqOp, ...]
-    cuts: tuple[tuple[int, int, int], ...]
+    slices: tuple[tuple[int, int, int], ...]
     dim: int
     qdq_ops: tuple[QdqOp, ...]
 
@@ -90,20 +92,20 @@ class Constant(NamedTuple):
     args: tuple[Any, ...]
 
 
-class Port(NamedTuple):
-    """A value that leaves a step: to the next call (loop-carried) or out of the loop.
+class YieldedValue(NamedTuple):
+    """A value that a step yields: to the next iteration (loop-carried), or out of the loop.
 
     Attributes:
         slot: the slot of the operator that computes it.
-        quantize: the operation that computes its integers; None for floating-point values.
+        quantize: the operation that quantizes the operator's result; None if the value is floating-point.
     """
 
     slot: int
     quantize: QdqOp | None
 
     @classmethod
-    def from_qdq_ops(cls, slot: int, qdq_ops: Sequence[QdqOp]) -> Port:
-        """The port of a value that passes ``qdq_ops`` after the operator at ``slot``."""
+    def from_qdq_ops(cls, slot: int, qdq_ops: Sequence[QdqOp]) -> YieldedValue:
+        """The value that the operator at ``slot`` yields to a reader behind ``qdq_ops``, quantized by their first."""
         return cls(slot, qdq_ops[0] if qdq_ops else None)
 
 
@@ -139,18 +141,19 @@ def argument_leaves(node: Node) -> list[Any]:
 
 
 class StepOutput(NamedTuple):
-    """A node of a step that nodes outside of the steps read.
+    """A node with a reader outside of the steps: an operator of a step, or a quantize or dequantize node after it.
 
     Attributes:
         node: the node.
         step: index of the step.
-        port: the port that carries its value.
-        qdq_ops: quantize and dequantize operations between the port's operator and the node, including the port's own.
+        yielded: the value that the loop yields instead of the node.
+        qdq_ops: quantize and dequantize operations from the operator to the node. The first one is
+            ``yielded.quantize``.
     """
 
     node: Node
     step: int
-    port: Port
+    yielded: YieldedValue
     qdq_ops: tuple[QdqOp, ...]
 
 
@@ -163,13 +166,14 @@ class UnrolledLayer:
 
     Attributes:
         steps: the steps; each maps slots to operators.
-        reads: {slot: the operator, the structure of its arguments, and its operands}, the same in every step except the
-            first.
-        initial_states: {port: operands that the first step reads in place of the port's value, which later steps read
-            from the previous step; one operand for each reader}. All operands of a port are the same value, or all are
+        reads: {slot: [ATen overload, structure of its arguments, operand, ...]}. All steps have these reads, except
+            that the first step reads initial states instead of values of a previous step.
+        initial_states: {loop-carried value: its initial values}. Where later steps read the value from the previous
+            step, the first step reads these operands; there is one for each reader. They are all the same value, or all
             constants.
         constants: constant placeholders of the program, and nodes that are computed from constants alone.
-        outputs: nodes of the steps, and their quantize and dequantize nodes, that nodes outside of the steps read.
+        outputs: nodes with a reader outside of the steps: operators of the steps, or quantize and dequantize nodes
+            after them.
 
     Raises:
         _NotALoopError: the steps do not form a loop.
@@ -179,11 +183,11 @@ class UnrolledLayer:
         self.steps, self.constants = steps, constants
         self._members = {node: (k, slot) for k, step in enumerate(steps) for slot, node in step.items()}
         self.reads, second = self._read_step(1)
-        self.initial_states: dict[Port, list[Node]] = {}
+        self.initial_states: dict[YieldedValue, list[Node]] = {}
         self._first = self._match_first_step()
         self._strides = [b - a for a, b in zip(self._first, second, strict=False)]
         if len(self._first) != len(second) or set(self._strides) - {1, -1}:
-            raise _NotALoopError("its slices are not consecutive")
+            raise _NotALoopError("its selected indices are not consecutive")
         for k in range(2, len(steps)):
             reads, indices = self._read_step(k)
             expected = [a + k * d for a, d in zip(self._first, self._strides, strict=True)]
@@ -192,7 +196,7 @@ class UnrolledLayer:
         self.outputs = list(self._find_outputs())
 
     def _read_step(self, k: int) -> tuple[dict[int, list[Any]], list[int]]:
-        """Operands of a step's operators, and the indices of its slices."""
+        """Return ``reads`` of a step, and the indices that its selects use."""
         indices: list[int] = []
         return {slot: self._read_operator(node, k, indices) for slot, node in self.steps[k].items()}, indices
 
@@ -210,29 +214,29 @@ class UnrolledLayer:
         if leaf in self.constants:
             return Constant(leaf, ()) if leaf.op == "placeholder" else Constant(leaf.target, leaf.args)
         if step is None and root.target is aten.select.int:
-            return self._read_slice(root, qdq_ops, indices)
-        raise _NotALoopError(f"it reads '{root.name}', which is neither the same in each step nor a slice")
+            return self._read_select(root, qdq_ops, indices)
+        raise _NotALoopError(f"it reads '{root.name}', which is neither the same in each step nor a select")
 
-    def _read_slice(self, root: Node, qdq_ops: tuple[QdqOp, ...], indices: list[int]) -> Slice:
+    def _read_select(self, root: Node, qdq_ops: tuple[QdqOp, ...], indices: list[int]) -> StepSelect:
         source, dim, index = cast(tuple[Node, int, int], root.args)
         shape = source.meta["val"].shape
         dim %= len(shape)
         indices.append(index % shape[dim])
-        cuts: list[tuple[int, int, int]] = []
+        slices: list[tuple[int, int, int]] = []
         while True:
             inner, qdq_ops_between = strip_qdq_ops(source)
             axis = cast(int, inner.args[1]) % len(shape) if inner.target is aten.slice.Tensor else dim
             if axis == dim or len(inner.args) != 4 or not _are_exact_qdq_ops(qdq_ops_between, inner.args[0]):
                 break
             start, end, _ = slice(*cast(Any, inner.args[2:])).indices(shape_of(inner.args[0])[axis])
-            cuts.insert(0, (axis - (axis > dim), start, end))
+            slices.insert(0, (axis - (axis > dim), start, end))
             source = cast(Node, inner.args[0])
         before = (QdqOp.from_node(source),) if is_dequantize(source) else ()
         origin = source.all_input_nodes[0] if before else source
-        return Slice(len(indices) - 1, origin, before, tuple(cuts), dim, qdq_ops)
+        return StepSelect(len(indices) - 1, origin, before, tuple(slices), dim, qdq_ops)
 
     def _match_first_step(self) -> list[int]:
-        """Match the first step against the others and collect its initial states; returns the indices of its slices."""
+        """Match the first step with ``reads`` and collect its initial states; return the indices that it selects."""
         indices: list[int] = []
         for slot, node in self.steps[0].items():
             target, structure, *expected = self.reads[slot]
@@ -250,20 +254,20 @@ class UnrolledLayer:
 
     def _add_initial_state(self, read: StepValue, leaf: Any) -> None:
         root, qdq_ops = strip_qdq_ops(leaf)
-        port, count = Port.from_qdq_ops(read.slot, read.qdq_ops), len(read.qdq_ops)
+        yielded, count = YieldedValue.from_qdq_ops(read.slot, read.qdq_ops), len(read.qdq_ops)
         if leaf not in self.constants:
             if root in self._members or qdq_ops[len(qdq_ops) - count :] != read.qdq_ops:
                 raise _NotALoopError("its initial state is quantized differently")
             for _ in read.qdq_ops[1:]:
                 leaf = leaf.args[0]
-        states = self.initial_states.setdefault(port, [])
+        states = self.initial_states.setdefault(yielded, [])
         states.append(leaf)
         sources = [None if state in self.constants else strip_qdq_ops(state) for state in states]
         if sources.count(sources[0]) < len(sources):
-            raise _NotALoopError("its first step reads two initial states for one port")
+            raise _NotALoopError("its first step reads two initial states for one value")
 
     def _find_outputs(self) -> Iterator[StepOutput]:
-        """Yield the nodes of steps, and their quantize and dequantize nodes, that nodes outside of the steps read."""
+        """Yield operators of the steps, and quantize and dequantize nodes after them, with a reader outside."""
         for member, (k, slot) in self._members.items():
             chain = [member]
             for node in chain:
@@ -271,29 +275,33 @@ class UnrolledLayer:
             for node in chain:
                 qdq_ops = strip_qdq_ops(node)[1]
                 if any(user not in self._members and user not in chain for user in node.users):
-                    yield StepOutput(node, k, Port.from_qdq_ops(slot, qdq_ops), qdq_ops)
+                    yield StepOutput(node, k, YieldedValue.from_qdq_ops(slot, qdq_ops), qdq_ops)
 
     @cached_property
-    def sequences(self) -> list[tuple[Slice, int, int]]:
-        """The sequences that steps read slices of: (slice without its position, first index, stride per step)."""
-        return list(dict.fromkeys(map(self._sequence, self._slices)))
+    def sequences(self) -> list[tuple[StepSelect, int, int]]:
+        """The input sequences of the loop: (source, first index, stride per step) of each.
+
+        The source is the ``StepSelect`` of a step, without the fields that differ between readers of one sequence:
+        ``number`` is 0, ``slices`` and ``qdq_ops`` are empty.
+        """
+        return list(dict.fromkeys(map(self._sequence, self._selects)))
 
     @property
-    def _slices(self) -> list[Slice]:
-        return [read for reads in self.reads.values() for read in reads if isinstance(read, Slice)]
+    def _selects(self) -> list[StepSelect]:
+        return [read for reads in self.reads.values() for read in reads if isinstance(read, StepSelect)]
 
-    def _sequence(self, read: Slice) -> tuple[Slice, int, int]:
-        sequence = read._replace(number=0, cuts=(), qdq_ops=())
+    def _sequence(self, read: StepSelect) -> tuple[StepSelect, int, int]:
+        sequence = read._replace(number=0, slices=(), qdq_ops=())
         return sequence, self._first[read.number], self._strides[read.number]
 
-    def sequence_index(self, read: Slice) -> int:
-        """Index of a slice's sequence in ``sequences``."""
+    def sequence_index(self, read: StepSelect) -> int:
+        """Index in ``sequences`` of the sequence that ``read`` selects from."""
         return self.sequences.index(self._sequence(read))
 
-    def port_meta(self, port: Port) -> torch.Tensor:
-        """Fake tensor of a port's value."""
-        result: torch.Tensor = self.steps[1][port.slot].meta["val"]
-        return result if port.quantize is None else port.quantize.target(result, *port.quantize.args)
+    def yielded_meta(self, yielded: YieldedValue) -> torch.Tensor:
+        """Fake tensor of a yielded value."""
+        result: torch.Tensor = self.steps[1][yielded.slot].meta["val"]
+        return result if yielded.quantize is None else yielded.quantize.target(result, *yielded.quantize.args)
 
     def external_readers(self, node: Node) -> list[Node]:
         """Readers of a node that belong to no step."""
@@ -304,21 +312,22 @@ def _operators_by_slot(program: ExportedProgram) -> dict[tuple[str, str], dict[i
     """Group operators of steps: {(layer, step function): {slot: operators in program order}}."""
     operators: dict[tuple[str, str], dict[int, list[Node]]] = {}
     for node in program.graph.nodes:
-        slot = node.meta.get(TIMESTEP_SLOT)
-        if slot is not None and strip_qdq_ops(node)[0] is node:
-            operators.setdefault(slot[:2], {}).setdefault(slot[2], []).append(node)
+        key = node.meta.get(TIMESTEP_SLOT)  # (layer, step function, slot)
+        if key is not None and strip_qdq_ops(node)[0] is node:
+            operators.setdefault(key[:2], {}).setdefault(key[2], []).append(node)
     return operators
 
 
 def count_steps(program: ExportedProgram) -> list[int]:
-    """Number of unrolled steps of each layer, over all its calls."""
+    """Number of unrolled steps of each layer, added over all calls of the layer."""
     return [max(map(len, slots.values())) for slots in _operators_by_slot(program).values()]
 
 
 def find_unrolled_layers(program: ExportedProgram) -> Iterator[UnrolledLayer]:
     """Yield each call of an unrolled recurrent layer whose steps form a loop.
 
-    Each call is analyzed when it is requested, because the caller may have replaced the previous one.
+    A call of the layer is analyzed when the iterator reaches it, because the code in the loop over this iterator may
+    have edited the program.
     """
     constants = set(constants_of(program))
     for node in program.graph.nodes:

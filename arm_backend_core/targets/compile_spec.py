@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from arm_backend_core.workers.vela import VelaConfiguration
 
-#: Default system configuration and memory mode of each family, as in Arm's tooling.
+#: {NPU family: (system configuration, memory mode)}: the defaults of Arm's tooling.
 _DEFAULT_CONFIGS = {
     "ethos-u55": ("Ethos_U55_High_End_Embedded", "Shared_Sram"),
     "ethos-u65": ("Ethos_U65_High_End", "Dedicated_Sram_384KB"),
@@ -34,9 +34,9 @@ class ArmCompileSpec(ABC):
 
     Attributes:
         target: the target to compile for.
-        compiler_flags: flags for the compiler behind TOSA (Vela, the model converter).
-        isa: instruction set of int8 kernels for the quantized operators outside delegates; None: these operators stay
-            in floating point.
+        compiler_flags: flags for the compiler of the TOSA graph: Vela, or the model converter for VGF.
+        isa: instruction set of the int8 kernels that compute quantized operators outside delegates. If it is None,
+            these operators stay in floating point.
     """
 
     class DebugMode(Enum):
@@ -143,8 +143,8 @@ class TosaCompileSpec(ArmCompileSpec):
 class EthosUCompileSpec(ArmCompileSpec):
     """Compile for an Ethos-U with Vela.
 
-    Unless the system configuration, memory mode, flags and ``.ini`` are the defaults, the constructor checks all
-    arguments with the installed Vela and the ``.ini``.
+    The constructor checks the arguments with the installed Vela and the ``.ini``. It skips this check if the system
+    configuration, the memory mode, the flags and the ``.ini`` are the defaults.
 
     Args:
         target: the NPU, for example ``ethos-u85-256``.
@@ -155,13 +155,13 @@ class EthosUCompileSpec(ArmCompileSpec):
             the default).
         search_alternatives: choose among equivalent alternatives of operators by Vela's estimates; if False, use the
             default alternatives.
-        optimise: Vela's goal, "performance" or "size"; "auto" chooses the better result of both, and "ram" the
-            program with the least RAM (``alternatives/size_or_speed.py``).
-        cpu: the Cortex-M beside the NPU, whose int8 kernels compute the quantized operators outside delegates; None:
-            these operators stay in floating point.
+        optimise: Vela's goal, "performance" or "size". "auto" compiles for both goals and keeps the better program,
+            "ram" searches for the program with the least RAM (``alternatives/size_or_speed.py``).
+        cpu: the Cortex-M beside the NPU. Its int8 kernels compute the quantized operators outside delegates. If it is
+            None, these operators stay in floating point.
 
     Attributes:
-        sram_budget: available bytes of SRAM, for "auto"; None for no limit.
+        sram_budget: bytes of SRAM that the program may use with the goal "auto"; None for no limit.
         accelerator: Vela's name of the NPU.
 
     Raises:

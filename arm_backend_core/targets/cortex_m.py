@@ -24,7 +24,7 @@ class Isa(Enum):
 
 _ALL, _WITH_DSP, _SCALAR_ONLY = (Isa.MVE, Isa.DSP, Isa.SCALAR), (Isa.DSP, Isa.SCALAR), (Isa.SCALAR,)
 
-#: Instruction sets whose code each processor may execute, the fastest first. DSP is optional on M33 and M35P, MVE
+#: {processor: instruction sets that it can have, the fastest first}. Chip vendors may omit DSP on M33 and M35P, and MVE
 #: on M52, M55 and M85 (Arm's Technical Reference Manuals).
 ISAS_BY_CPU: Mapping[str, tuple[Isa, ...]] = {
     "cortex-m0": _SCALAR_ONLY,
@@ -44,8 +44,8 @@ ISAS_BY_CPU: Mapping[str, tuple[Isa, ...]] = {
 #: Processor of programs without an NPU, if the user names none.
 DEFAULT_CPU = "cortex-m55"
 
-#: Processor beside an NPU of each family in Arm's reference designs (Corstone-300 and -310 for Ethos-U55, Corstone-320
-#: for Ethos-U85). Ethos-U65 is mostly beside a Cortex-A.
+#: {NPU family: Cortex-M beside the NPU in Arm's reference designs}: Corstone-300 and -310 for Ethos-U55, Corstone-320
+#: for Ethos-U85. Ethos-U65 has no entry, because it is mostly beside a Cortex-A.
 DEFAULT_HOST_CPU: Mapping[str, str] = {"ethos-u55": "cortex-m55", "ethos-u85": "cortex-m85"}
 
 

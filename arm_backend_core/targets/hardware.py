@@ -26,46 +26,55 @@ class Hardware:
 
     Attributes:
         unsupported: operators that the hardware supports for no element type.
-        first_operand_types: {operator: supported element types of its first operand}, for operators with more types in
-            the profile.
-        limits: {operator: function that returns its unsupported property, or None}.
+        first_operand_types: {operator: supported element types of its first operand}, for operators of which the
+            hardware supports fewer types than the TOSA profile.
+        limits: {operator: function that returns the property of an operation that the hardware does not support, or
+            None}.
         has_booleans: whether the hardware has boolean tensors.
         bool_as_int8: boolean operators that the hardware lacks; ``tosa/passes/booleans.py`` lowers them to int8.
-        is_npu: whether it is an Ethos-U. Convolutions and data movement are then emitted in the form that Vela
-            estimates to be fastest.
+        is_npu: whether the hardware is an Ethos-U. If it is, lowering emits convolutions and data movement as the
+            equivalent operators that take the fewest cycles by Vela's estimates.
         writes_sram_only: the second AXI port is read-only, so activations must be in SRAM.
-        max_kernel: largest extent of a window along one side.
-        max_stride: Vela splits larger strides into one operation per window element.
-        macs: MACs per cycle of the variants that Vela compiles for.
+        max_kernel: maximum height or width of a convolution or pooling kernel.
+        max_stride: maximum stride of one operation. Vela splits an operator with a larger stride into one operation per
+            window element.
+        macs: MACs per cycle of each variant of the family.
         start_cycles: cycles until an operation's first result, from Vela's estimates of small operations.
         macs_per_result: number of multiplications that the hardware can execute while it writes one result.
-        averages_by_convolution: the mean of a whole image takes fewer cycles as convolutions than as AVG_POOL2D
-            (24x5x64 on U55-128: 2,693 against 5,208).
-        transposes_by_convolution: [A, N] to [N, A] takes fewer cycles as a convolution than as TRANSPOSE.
-        max_depthwise_size: limit of columns times channels for a DEPTHWISE_CONV2D with several results per channel; 0
-            means no limit. Vela moves these results by a TRANSPOSE of at most 64 KiB per row.
-        slow_weights_max_macs: NPUs with at most this many MACs per cycle decode 12 weights per cycle. A convolution of
-            one row then takes fewer cycles as a MATMUL (472x118 on U85-256: 3,181 against 4,992).
-        chains: consecutive elementwise operations run as one chain, in which an operation that only scales costs less.
-        fuses_shared_rescale: a RESCALE is fused into its producer, even if the producer has other readers, and into
-            several readers. If False, Vela fuses a RESCALE only between a producer and a reader that have no others.
-        ignores_unit_axes: operations are fused across a RESHAPE that only adds or removes axes of size 1.
+        averages_by_convolution: the mean of a whole image takes fewer cycles as convolutions than as AVG_POOL2D: 2,693
+            instead of 5,208 for 24x5x64 on U55-128.
+        transposes_by_convolution: a transpose from [A, N] to [N, A] takes fewer cycles as a convolution than as
+            TRANSPOSE.
+        max_depthwise_size: maximum product of input columns and input channels for a DEPTHWISE_CONV2D that computes
+            several results for each channel; 0 means no limit. Vela moves these results by a TRANSPOSE of at most 64
+            KiB per row.
+        slow_weights_max_macs: NPUs with at most this many MACs per cycle decode 12 weights per cycle. On such an NPU, a
+            linear layer of one row takes fewer cycles as a MATMUL than as a convolution: 3,181 instead of 4,992 for
+            weights of 472x118 on U85-256.
+        chains: Vela runs consecutive elementwise operations as one chain, in which an operation that only scales costs
+            less than outside of a chain.
+        fuses_shared_rescale: Vela fuses a RESCALE into its producer even if the producer has other readers, and into
+            its readers even if it has several. If False, Vela fuses a RESCALE into its producer only if the RESCALE is
+            the only reader of the producer, and into its reader only if the RESCALE has no other reader.
+        ignores_unit_axes: Vela fuses operations across a RESHAPE that only adds or removes axes of size 1.
         scales_max_pools: a max pooling can scale its result, so that Vela fuses a RESCALE into MAX_POOL2D.
         sums_rescale_operands: ADD and SUB rescale both operands and their result in one operation.
-        computes_pixel_pairs: a 1x1 convolution of few channels takes fewer cycles on pairs of pixels, or with halves of
-            its channels as kernel elements.
-        copies_by_slow_pool: Vela copies operands of a CONCAT by an operation with twice the cycles of a MUL by 1.
-        estimates_missing_activation: Vela 5.1 counts the cycles of a table for an operation without an activation.
-        constant_copy_min_rows: {Vela's release: number of rows}; 64 rows for other releases. From this number of rows
-            on, Vela's estimate is lower if a constant that all rows read is copied to SRAM. Used only if
+        computes_pixel_pairs: a 1x1 convolution of few channels takes fewer cycles if two pixels become the channels of
+            one pixel, or if the two halves of its channels become the elements of a 1x2 kernel.
+        copies_by_slow_pool: Vela copies operands of a CONCAT by an average pooling, which takes twice the cycles of a
+            MUL by 1.
+        estimates_missing_activation: Vela 5.1 adds the cycles of a table lookup to the estimate of an operation that
+            has no activation.
+        constant_copy_min_rows: {Vela's release: number of rows}; 64 rows for releases without an entry. From this
+            number of rows on, Vela's estimate is lower if a constant that all rows read is copied to SRAM. Used only if
             ``estimates_missing_activation`` is true.
         flattens_odd_images: a 1x1 convolution of an image with an odd number of rows or columns takes fewer cycles if
             all pixels are one row. Vela estimates this for U55 and U65 too, but there the neighbouring layers then take
             more cycles (ds_cnn: 0.4% more in total).
         splits_matmuls: a MATMUL of several heads may take fewer cycles as one MATMUL per head. If False, it may take
             fewer as the product of the transposed operands (``alternatives/attention_matmul.py``).
-        packs_weights_by_rows: the order of encoded weights depends on the number of rows. Two methods then share
-            weights only if they have equally many rows.
+        packs_weights_by_rows: the order in which Vela encodes the weights of a linear layer depends on the number of
+            input rows. Two methods of a program therefore share weights only if their inputs have equally many rows.
         pads_weight_blocks: weights are encoded in blocks of input channels. Padding the channels to full blocks with
             weights of 1 saves cycles. Otherwise, Vela fills the last block with zeros, whose encoding lengthens the
             codes of all weights (``alternatives/pad_channels.py``).
@@ -75,8 +84,9 @@ class Hardware:
         max_macs_for_int16_split: with at most this many MACs per cycle, a linear layer of one int16 pixel takes fewer
             cycles as a layer of two int8 pixels. With 512 MACs, a layer from 256 to 256 channels takes 5,284 cycles as
             one int16 pixel, and 6,601 as two int8 pixels.
-        bilinear_cycles_per_result: cycles of a bilinear RESIZE for each int8 result, by Vela's estimates; 0 keeps every
-            RESIZE that the hardware supports.
+        bilinear_cycles_per_result: cycles of a bilinear RESIZE for each int8 result, by Vela's estimates. Lowering
+            compares them with the cycles of two convolutions. If it is 0, lowering emits a RESIZE wherever the hardware
+            supports it.
         vela_bugs: names of Vela's bugs (``docs/contributors/vela.md``) that ``tosa/vela_workarounds`` avoids.
         axes_lost_on_split: returns the axes along which Vela splits an operator and then loses the offset of its
             operands (bug ``sliced``).
@@ -198,7 +208,7 @@ _U65 = Hardware(
 )
 _U55 = replace(_U65, macs=(32, 64, 128, 256), writes_sram_only=True, constant_copy_min_rows={(5, 2): 2})
 _U85 = Hardware(
-    # int8 and int16 are omitted: Vela shifts in copies of the sign bit (``narrow_shift``).
+    # int8 and int16 are omitted: Vela shifts in copies of the sign bit instead of zeros (bug ``narrow_shift``).
     first_operand_types={"LOGICAL_RIGHT_SHIFT": (DType.INT32,)},
     limits=U85_LIMITS,
     is_npu=True,
@@ -236,7 +246,7 @@ _U85 = Hardware(
         unsplit_reductions=HEIGHT_WIDTH,
     ),
 )
-#: Hardware by family; "tosa", "vgf" and "cortex-m" have no limits beyond their profile.
+#: {family: its hardware}; "tosa", "vgf" and "cortex-m" have no limits beyond the TOSA profile.
 HARDWARE = {
     "ethos-u55": _U55,
     "ethos-u65": _U65,

@@ -48,7 +48,7 @@ FindAxes = Callable[[Operation], Sequence[int]]
 
 
 def _padding_and_stride(op: Operation, kernel: Sequence[int]) -> tuple[bool, int]:
-    """Whether there is padding, and the largest stride of the axes along which the window moves (1 without any)."""
+    """Whether there is padding, and the largest stride of an axis along which the window moves; 1 if it never moves."""
     pad, stride = op.attrs["pad"], op.attrs["stride"]
     dilation = op.attrs.get("dilation", (1,) * len(kernel))
     moves = [
@@ -128,8 +128,9 @@ def _avg_pool_violation(op: Operation) -> str | None:
 def _avg_pool_u85_violation(op: Operation) -> str | None:
     """Refuse padded pools of several images with a kernel over 8 or a stride over 3.
 
-    These are Vela's bugs ``averaged_images_large_kernel`` and ``averaged_images``. Vela computes kernels over 8 with
-    three operations for each image. With padding, results of later images are wrong, or are written behind the result.
+    These are Vela's bugs ``averaged_images_large_kernel`` and ``averaged_images``. Vela computes a kernel over 8 by
+    three operations for each image. If there is padding, the operations of later images compute wrong elements, or
+    write behind the end of the result tensor.
     """
     images, kernel = op.inputs[0].shape[0], tuple(op.attrs["kernel"])
     if images > 1 and any(op.attrs["pad"]) and max(kernel) > 8:
@@ -229,8 +230,8 @@ def find_axes_lost_on_split(
     A SLICE that Vela fuses into its reader gives the reader an offset into a larger tensor. If Vela also splits the
     reader, the offset of the part overwrites the offset of the SLICE.
 
-    A REDUCE_SUM loses the offset if it sums the last of four or more dimensions. Other reductions lose the offset on
-    several images, and on one image along other axes than ``unsplit_reductions``.
+    A REDUCE_SUM loses the offset if it sums the last of four or more dimensions. Another reduction loses the offset if
+    its operand has several images, or if it reduces one image along an axis that is not in ``unsplit_reductions``.
 
     Args:
         op: the operator.

@@ -9,17 +9,17 @@ from arm_backend_core.targets.hardware import HARDWARE, Hardware
 from arm_backend_core.workers.vela import Release
 
 PROFILES = ("INT", "FP")
-#: TOSA extensions by the profile that they require; by "" if either profile suffices (TOSA 1.0, section 1.6; "mxfp":
-#: draft of 1.1).
+#: {profile: TOSA extensions that require it}. Extensions under "" work with either profile (TOSA 1.0, section 1.6; for
+#: "mxfp", the draft of 1.1).
 _EXTENSIONS_BY_PROFILE = {
     "INT": ("int16", "int4", "doubleround", "inexactround"),
     "FP": ("bf16", "fp8e4m3", "fp8e5m2", "fft", "mxfp"),
     "": ("variable", "controlflow"),
 }
 EXTENSIONS = tuple(name for names in _EXTENSIONS_BY_PROFILE.values() for name in names)
-#: First TOSA version of each extension that TOSA 1.0 lacks.
+#: {extension that TOSA 1.0 lacks: first TOSA version that has it}.
 _MIN_VERSION = {"mxfp": (1, 1)}
-#: TOSA's name of each extension that ExecuTorch names differently.
+#: {ExecuTorch's name of an extension: TOSA's name}, where they differ.
 EXTENSION_SYNONYMS = {"cf": "controlflow", "var": "variable"}
 
 
@@ -104,7 +104,8 @@ class Target:
     ) -> Target:
         """Parse ``TOSA-<version>+<profile or extension>...``, for example ``TOSA-1.0+INT+int16``.
 
-        Version 1.1 requires an extension of its draft (``mxfp``). Such an extension implies version 1.1.
+        Version 1.1 is accepted only with an extension of its draft (``mxfp``). A spec with such an extension is parsed
+        as version 1.1, even if it says 1.0.
 
         Raises:
             ValueError: the version is not supported, a part is unknown, no profile is named, or an extension lacks its

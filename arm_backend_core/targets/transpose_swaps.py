@@ -1,7 +1,8 @@
-"""TRANSPOSE on Ethos-U55 and U65 as a sequence of swaps: each exchanges two of three dimensions.
+"""TRANSPOSE on Ethos-U55 and U65 as a sequence of swaps.
 
-Vela 5.1 decomposes any TRANSPOSE into such swaps, and refuses it if one of them exceeds the range of the hardware's
-registers. Another decomposition often stays within the range.
+A swap views a tensor as three dimensions [A, B, C] and exchanges two of them. Vela 5.1 decomposes any TRANSPOSE into
+such swaps, and refuses it if one of them exceeds the range of the hardware's registers. Another decomposition often
+stays within the range.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.permutation import Layout, identity, merge_axes
 
 Swap = tuple[tuple[int, int, int], tuple[int, int]]
-"""A shape of three dimensions, and the two dimensions that are swapped."""
+"""A shape of three dimensions, and the two dimensions that are swapped, for example ((8, 4, 2), (0, 1))."""
+#: {swapped dimensions: the same swap as the ``perms`` of a TRANSPOSE}.
 SWAP_PERMUTATIONS = {(0, 1): (1, 0, 2), (1, 2): (0, 2, 1), (0, 2): (2, 1, 0)}
 
 MAX_EXTENT = 1 << 16  # the hardware has 16-bit registers for extents
@@ -26,15 +28,19 @@ MAX_EXTENT = 1 << 16  # the hardware has 16-bit registers for extents
 def plan_swaps(shape: Layout, perms: Layout, dtype: DType, source: Layout) -> tuple[tuple[Layout, Layout], ...] | None:
     """Decompose a TRANSPOSE into TRANSPOSEs (shape, perms) of one swap each.
 
-    A TRANSPOSE that is one supported swap, or moves only dimensions of size 1, is not decomposed. If Vela does not
-    support the first swap behind the RESHAPE of ``source``, one of the dimensions of this swap is split in two.
+    A TRANSPOSE that is one supported swap, or moves only dimensions of size 1, is not decomposed. The first swap must
+    also be supported if Vela moves the RESHAPE before it (``is_supported_by_vela``). If it is not, one of its
+    dimensions is split in two.
 
     Args:
-        source: the operand's shape before a RESHAPE in front of the TRANSPOSE; ``shape`` if there is no RESHAPE.
+        shape: shape of the TRANSPOSE's operand.
+        perms: permutation of the TRANSPOSE.
+        dtype: its element type.
+        source: if a RESHAPE computes the operand, the shape that this RESHAPE reads; otherwise ``shape``.
 
     Returns:
-        (shape, perms) of each TRANSPOSE, in order; only the given shape and perms if the TRANSPOSE is not decomposed.
-        None if no decomposition stays within the hardware's limits.
+        (shape, perms) of each TRANSPOSE, in order. It is ((shape, perms),) if the TRANSPOSE is not decomposed. None if
+        no decomposition stays within the hardware's limits.
     """
     axes_above_one = [axis for axis, size in enumerate(shape) if size != 1]
     squeezed = (
@@ -88,7 +94,7 @@ def _split_one_dimension(view: Layout, perms: Layout, dtype: DType) -> tuple[Lay
 def _estimate_cycles(path: Iterable[Swap]) -> int:
     """Cost model: each swap takes one cycle per element and 500 cycles per operation.
 
-    Swap (1, 2) takes one operation per row, (0, 2) one per column, and (0, 1) a single operation.
+    A swap of [A, B, C] takes A operations for the dimensions (1, 2), B operations for (0, 2), and one for (0, 1).
     """
     return sum(prod(sizes) + 500 * {(0, 1): 1, (1, 2): sizes[0], (0, 2): sizes[1]}[axes] for sizes, axes in path)
 

@@ -24,7 +24,7 @@ from arm_backend_core.workers.vela import VelaConfiguration
 
 #: Prefixes of section names in an ``.ini``.
 SYSTEM_CONFIG, MEMORY_MODE = "System_Config.", "Memory_Mode."
-#: Flags that the compile spec sets itself, each with the text that names what the user can set instead.
+#: {flag that only the compile spec may set: what the user can do instead}, the end of an error message.
 _RESERVED = {
     "--accelerator-config": "use the argument 'target'",
     "--system-config": "use the argument 'system_config'",
@@ -49,7 +49,7 @@ class Npu:
 
 
 def list_npus() -> tuple[Npu, ...]:
-    """All NPUs that the installed Vela compiles for: the same in all supported releases.
+    """All NPUs that the installed Vela compiles for. All supported releases compile for the same NPUs.
 
     Raises:
         ArmBackendError: Vela is not installed, or its release is not supported.
@@ -168,7 +168,7 @@ def _read_ini(path: Path) -> configparser.ConfigParser:
 def resolve_configuration(
     target: Npu, system_config: str, memory_mode: str, flags: Iterable[str], config_ini: str | os.PathLike[str]
 ) -> VelaConfiguration:
-    """Validate the combination with Vela.
+    """Let Vela validate the combination of NPU, system configuration, memory mode and flags.
 
     Returns:
         The configuration for the compiler.
@@ -230,7 +230,7 @@ def split_flags(flags: Iterable[str]) -> tuple[str, ...]:
 def command_line(
     target: Npu, system_config: str, memory_mode: str, flags: Sequence[str], config_ini: str
 ) -> tuple[str, ...]:
-    """Vela's arguments for the combination. The last value of a flag wins, so user flags come first."""
+    """Vela's command line arguments. If a flag occurs twice, Vela uses the last value, so ``flags`` come first."""
     return (
         *flags,
         f"--accelerator-config={target.name}",
@@ -285,8 +285,8 @@ def _family_in_name(system_config: str) -> str | None:
 def _check_system_config(target: Npu, system_config: str, path: Path) -> None:
     """Raise ValueError if the file lacks the system configuration, or its name contains another NPU family."""
     names = list_sections(path, SYSTEM_CONFIG)
-    # Vela accepts any system configuration for any NPU, and estimates with its clock and memories. A name with a
-    # family describes a system with that family. User-defined names without a family are accepted.
+    # Vela accepts any system configuration for any NPU, and estimates cycles with the clock and memories of the
+    # configuration. If its name contains a family, it describes a system with this family. Other names are accepted.
     allowed = [name for name in names if _family_in_name(name) in (target.family, None)]
     if system_config not in names:
         raise ValueError(_format_error("system_config", system_config, f"it is not in '{path}'", allowed))
@@ -296,7 +296,7 @@ def _check_system_config(target: Npu, system_config: str, path: Path) -> None:
 
 
 def _format_flag_error(problem: str, flags: Sequence[str], known_flags: Sequence[str]) -> str:
-    """Format the message for flags that Vela rejects. ``known_flags``: all flags that it knows."""
+    """Format the message for flags that Vela rejects; ``known_flags`` are all flags that Vela accepts."""
     names = [flag.split("=", 1)[0] for flag in flags if flag.startswith("-")]
     suggestions = [suggest_name(name, known_flags) for name in names if name not in known_flags]
     message = f"extra_flags={list(flags)}: Vela refuses them: {problem}{next(filter(None, suggestions), '.')}"

@@ -1,6 +1,6 @@
 """Builder of TOSA graphs: one typed method per operator appends it to a graph and checks that the target supports it.
 
-``legalize.LegalizingBuilder`` also emits equivalent operators for those that the target lacks.
+``legalize.LegalizingBuilder`` also emits an equivalent sequence of operators if the target lacks an operator.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Builder:
     """Appends operators to ``graph``. ``emit`` and the typed methods return the result of the operator.
 
     The record of an operator computes the shape of its result. The typed methods of elementwise operators add leading
-    dimensions of size 1 to operands of lower rank, as in PyTorch's broadcasting. ``zps`` are the zero points of both
-    operands, or of the operand and the result of an average pooling.
+    dimensions of size 1 to operands of lower rank, as in PyTorch's broadcasting. An argument ``zps`` is a pair of zero
+    points: of the two operands for a convolution or MATMUL, of the operand and the result for an average pooling.
 
     Raises:
         Unsupported: from ``emit`` and the typed methods, if the target does not support the operator.
@@ -241,7 +241,7 @@ class Builder:
         """Table lookup.
 
         int8: 256 entries, the first for -128; the result is int8. int16: 513 entries, linearly interpolated; the result
-        is INT32, in units of 2**-7 of an entry.
+        is INT32 and equal to the interpolated entry times 2**7.
         """
         entries = np.asarray(table, dtype=x.dtype.numpy)
         return self._unary("TABLE", x, OPERATORS["TABLE"].result_type(x.dtype), table=entries)
@@ -368,7 +368,7 @@ def reduce_attributes(kind: str, axis: int) -> dict[str, Any]:
 
 
 def quantize_multipliers(scales: Array, bits: int) -> tuple[Array, Array]:
-    """Quantize scales to multipliers and right shifts: scale = multiplier * 2**-shift (TOSA 1.0, 1.12 and 2.13).
+    """Quantize scales: scale = multiplier * 2**-shift (TOSA 1.0, sections 1.12 and 2.13).
 
     The multiplier has ``bits`` - 1 bits (31 or 15). TOSA allows shifts from 2 to 62. A scale that would need a larger
     shift is rounded to a multiple of 2**-62, which may be 0.

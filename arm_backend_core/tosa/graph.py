@@ -183,7 +183,7 @@ class Graph:
         return f"{kind.lower()}_{self._count}"
 
     def users(self) -> dict[Value, list[Op]]:
-        """Operators that read each value, in execution order. An operator that reads a value twice is listed twice."""
+        """{value: the operators that read it, in execution order}. An operator that reads it twice is listed twice."""
         users: dict[Value, list[Op]] = {}
         for op in self.ops:
             for value in op.inputs:

@@ -38,9 +38,10 @@ class LegalizingBuilder(Builder):
         zps: tuple[int, int] = (0, 0),
         depthwise: bool = False,
     ) -> Value:
-        """Emit a convolution without the rows and columns that no window reads, and a PAD if the target cannot pad.
+        """Emit a convolution. First, slice off the rows and columns of the input that no window reads.
 
-        Convolutions of Ethos-U55 and U65 cannot pad if the stride exceeds 3.
+        If the target's convolution cannot pad, emit a PAD before it. Ethos-U55 and U65 cannot pad if the stride exceeds
+        3.
         """
         x, pad = self._fit_windows(x, weight.shape[:2] if depthwise else weight.shape[1:3], pad, stride, dilation)
         options: dict[str, Any] = {"stride": stride, "dilation": dilation, "zps": zps, "depthwise": depthwise}
@@ -63,7 +64,7 @@ class LegalizingBuilder(Builder):
         stride: Sequence[int],
         dilation: Sequence[int],
     ) -> Value:
-        """Emit a block-scaled convolution without the rows and columns that no window reads."""
+        """Emit a block-scaled convolution. First, slice off the rows and columns of the input that no window reads."""
         x, pad = self._fit_windows(x, weight.shape[1:3], pad, stride, dilation)
         return super().mx_conv2d(x, weight, scales, bias, pad=pad, stride=stride, dilation=dilation)
 
@@ -112,8 +113,9 @@ class LegalizingBuilder(Builder):
     def arithmetic_right_shift(self, a: Value, b: Value, *, round: bool = False) -> Value:
         """Emit an arithmetic shift. The FP profile has only logical shifts, Ethos-U55 and U65 only rounding shifts.
 
-        FP profile: the sign bit of INT32 is removed before the shift and added again at its new position. Ethos-U, if b
-        is constant: half of 2**b is subtracted before the rounding shift. This difference saturates at the minimum.
+        FP profile: the sign bit of INT32 is removed before a logical shift, and added again at its new position.
+        Ethos-U55 and U65, if b is constant: half of 2**b is subtracted from a before a rounding shift. The subtraction
+        saturates at the minimum of the type.
         """
         only_rounds = "ARITHMETIC_RIGHT_SHIFT" in self.target.hardware.limits
         if self.target.has_int_profile and only_rounds and not round and b.data is not None:
@@ -150,10 +152,13 @@ class LegalizingBuilder(Builder):
     def cast(self, x: Value, dtype: DType) -> Value:
         """Emit a cast, in several steps if the target lacks it.
 
-        A SELECT converts booleans to 0 and 1, because the FP profile cannot cast them. The FP profile also cannot cast
-        between integer types, so that such a cast becomes two, to FP32 and from it. The second one saturates. Before a
-        cast to a narrower type, INT32 shifts therefore drop the high bits. Casts between FP8 and other types than FP16
-        and FP32 also become two casts.
+        Booleans: the FP profile cannot cast them, so a SELECT converts them to 0 and 1.
+
+        Integer to integer: the FP profile has no such cast, so the value is cast to FP32 and from FP32 to the result's
+        type. A cast to a narrower integer must drop the high bits, but the cast from FP32 saturates. INT32 shifts
+        therefore drop these bits before.
+
+        FP8: a cast between FP8 and a type other than FP16 and FP32 also goes through FP32.
         """
         types = {x.dtype, dtype}
         if len(types) == 2 and any(kind.is_fp8 for kind in types) and types.isdisjoint({DType.FP16, DType.FP32}):
@@ -171,7 +176,10 @@ class LegalizingBuilder(Builder):
     # -- reductions and data movement ----------------------------------------------------------------------------
 
     def argmax(self, x: Value, axis: int) -> Value:
-        """Emit an ARGMAX. For unsupported integers, emit the smallest index of an element equal to the maximum."""
+        """Emit an ARGMAX. If the target lacks it for integers, compare all elements with the maximum instead.
+
+        The result is then the smallest index of an element that is equal to the maximum.
+        """
         try:
             return super().argmax(x, axis)
         except Unsupported:
@@ -185,10 +193,10 @@ class LegalizingBuilder(Builder):
         return self.reshape(self.reduce("REDUCE_MIN", candidates, axis), x.shape[:axis] + x.shape[axis + 1 :])
 
     def reduce(self, kind: str, x: Value, axis: int) -> Value:
-        """Emit a reduction. If the target lacks it for INT32, combine the two halves of the axis until its size is 1.
+        """Emit a reduction. If the target lacks it for INT32, halve the axis repeatedly, by combining its two halves.
 
-        Above rank 4, a RESHAPE merges the dimensions before ``axis`` and those after it, because Vela 5.1 crashes on
-        REDUCE_MIN of rank 5 for Ethos-U55 and U65.
+        Above rank 4, a RESHAPE merges all dimensions before ``axis`` into one, and all dimensions after it into one,
+        because Vela 5.1 crashes on REDUCE_MIN of rank 5 for Ethos-U55 and U65.
         """
         combine = {"REDUCE_SUM": self.add, "REDUCE_MAX": self.maximum, "REDUCE_MIN": self.minimum}
         is_int32 = x.dtype is DType.INT32 and kind in combine
@@ -230,11 +238,12 @@ class FloatProfileBuilder(LegalizingBuilder):
     """A builder for the FP profile, which has few INT32 operators.
 
     For INT32, this profile of TOSA 1.0 has ADD, SUB, MUL, INTDIV, logical shifts, IDENTITY and CAST, but no arithmetic
-    shift. Other data movement and comparisons of INT32 operate on two FP32 values: the high and the low 16 bits.
+    shift. For data movement and comparisons of INT32, which it lacks, this builder splits each operand into two FP32
+    values: the high and the low 16 bits (``split_int32``).
     """
 
     def emit(self, kind: str, inputs: Sequence[Value], dtype: DType, /, **attrs: Any) -> Value:
-        """Append an operator. INT32 data movement that the target lacks operates on the two halves."""
+        """Append an operator. INT32 data movement that the target lacks is emitted for each half of ``split_int32``."""
         try:
             return super().emit(kind, inputs, dtype, **attrs)
         except Unsupported:

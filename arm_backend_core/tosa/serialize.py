@@ -81,7 +81,7 @@ class _Writer:
             record = OPERATORS[op.kind]
             operands += [self._write_constant_operand(op, name, source) for name, source in record.constant_operands]
             fields = [self._attribute_field(op, name) for name in record.fields]
-            getattr(attribute, record.attribute + "Attribute")(*fields)
+            getattr(attribute, record.attribute_table + "Attribute")(*fields)
         for value in op.results:
             self.tensors[value] = self.out.addIntermediate(list(value.shape), self._dtype(value.dtype))
         names = [self.tensors[value].name for value in op.results]

@@ -177,4 +177,4 @@ def test_the_fields_of_attributes_are_those_of_the_schema() -> None:
     known = tables(Path(ts.__file__).parents[1].joinpath("bin/tosa.fbs").read_text())
     for record in OPERATORS.values():
         if not record.is_placeholder:
-            assert tuple(known[f"{record.attribute}Attribute"]) == record.fields, record.kind
+            assert tuple(known[f"{record.attribute_table}Attribute"]) == record.fields, record.kind

@@ -52,7 +52,7 @@ def test_invalid_record_is_an_error(kind: str, rows: str, facts: dict[str, objec
 def test_every_record_has_an_operator_and_attribute_of_the_flatbuffer(kind: str) -> None:
     record = OPERATORS[kind]
     assert hasattr(tosa_serializer.Op, kind)
-    getattr(tosa_serializer.TosaSerializerAttribute(), record.attribute + "Attribute")
+    getattr(tosa_serializer.TosaSerializerAttribute(), record.attribute_table + "Attribute")
 
 
 def test_refusal_for_a_missing_extension_names_the_recipe_argument() -> None:

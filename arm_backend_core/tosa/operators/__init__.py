@@ -12,25 +12,25 @@ from arm_backend_core.tosa.operators.record import LEVEL_8K, OPERATORS, Array, O
 __all__ = ["ELEMENTWISE", "INJECTIVE_MOVEMENT", "LEVEL_8K", "OPERATORS", "UNARY", "Array", "Operator", "evaluate"]
 _FAMILY_MODULES = (elementwise, movement, windows, block_scaled)
 
-#: Operators of which each result element depends on one element of each operand, and no attribute names a dimension.
-#: A per-channel RESCALE is one of them, although its multipliers belong to the last dimension.
+#: Operators whose result elements each depend on one element of each operand, and whose attributes name no dimension.
+#: RESCALE is included, although the multipliers of a per-channel RESCALE belong to the last dimension.
 ELEMENTWISE = frozenset(kind for kind, record in OPERATORS.items() if record.is_elementwise)
 #: Elementwise operators with one operand.
 UNARY = frozenset(kind for kind in ELEMENTWISE if len(OPERATORS[kind].rows[0].inputs) == 1)
 
-#: Data movement of one operand that repeats no element, and adds none.
+#: Data movement of one operand that neither repeats elements nor adds new ones; it may drop elements (SLICE).
 INJECTIVE_MOVEMENT = frozenset(kind for kind, record in OPERATORS.items() if record.is_injective)
 
 
 def evaluate(op: Op, inputs: list[Array]) -> Array | None:
     """Evaluate ``op`` on these arrays, bit-exact for integers.
 
+    The arrays for an elementwise operator may have other shapes than its operands. For example, ``compose_tables``
+    passes an array of all 256 int8 values.
+
     Returns:
         The result. None if the record has no evaluation, if the result is undefined or depends on the target, or if an
         operator other than data movement has a BF16 operand or result.
-
-    For an elementwise operator, the arrays may have other shapes than its operands. ``compose_tables`` passes all 256
-    int8 values.
     """
     record = OPERATORS[op.kind]
     has_bf16 = DType.BF16 in (op.output.dtype, *(value.dtype for value in op.inputs))

@@ -61,7 +61,7 @@ define_operator(
     fields=("block_size",),
     **_CONV_FIELDS,
 )
-#: Placeholder for CAST_TO_BLOCK_SCALED and CONV2D_BLOCK_SCALED. ``passes/block_scaled`` legalizes it.
+#: MX_CONV2D is a placeholder. ``passes/block_scaled`` replaces it by CAST_TO_BLOCK_SCALED and CONV2D_BLOCK_SCALED.
 define_operator(
     "MX_CONV2D",
     " ".join(f"f32,{t},ue8m0,f32>f32:mxfp@1.1" for t in _ELEMENT_TYPES),

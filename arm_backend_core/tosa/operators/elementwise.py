@@ -1,4 +1,7 @@
-"""Records of elementwise operators: activations, arithmetic, comparisons, conversions (TOSA 1.0, 2.4 to 2.8, 2.13)."""
+"""Records of elementwise operators: activations, arithmetic, comparisons, conversions.
+
+Source: TOSA 1.0, sections 2.4 to 2.8 and 2.13.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.graph import Op
 from arm_backend_core.tosa.operators.record import ANY_RANK, Array, broadcast_shape, define_operator, min_max_ufunc
 
-#: Rows of element types for operators with one operand, and (suffix 2) with two operands.
+#: Supported element types in the syntax of ``TypeRow.parse``: of operators with one operand and, if the name ends in 2,
+#: with two operands.
 _FLOATS = "f16>f16:FP bf16>bf16:bf16 f32>f32:FP "
 _FLOATS2 = "f16,f16>f16:FP bf16,bf16>bf16:bf16 f32,f32>f32:FP "
 _INTEGERS = "i8>i8:INT i16>i16:INT i32>i32:INT "
@@ -196,7 +200,7 @@ _define_elementwise("ADD", _ARITHMETIC, lambda op, a, b: a + b)
 _define_elementwise("SUB", _ARITHMETIC, lambda op, a, b: a - b)
 _define_elementwise("MUL", _MUL, _mul, _mul_violations, constant_operands=(("shift", "int8"),))
 _define_elementwise("POW", _FLOATS2, find_violations=_power_violations)
-_define_elementwise("INTDIV", "i32,i32>i32:INT|FP", _intdiv, _divisor_violations, attribute="IntDiv")
+_define_elementwise("INTDIV", "i32,i32>i32:INT|FP", _intdiv, _divisor_violations, attribute_table="IntDiv")
 _define_elementwise("MAXIMUM", _MINMAX, lambda op, a, b: min_max_ufunc(op, "max")(a, b), fields=_NAN_FIELDS)
 _define_elementwise("MINIMUM", _MINMAX, lambda op, a, b: min_max_ufunc(op, "min")(a, b), fields=_NAN_FIELDS)
 _define_elementwise("ARITHMETIC_RIGHT_SHIFT", _INTEGERS2, _arithmetic_shift, _shift_violations, fields=("round",))
@@ -253,7 +257,7 @@ def _rescale_violations(op: Op) -> Iterator[str]:
 
 
 def rescale_input_range(op: Op) -> tuple[int, int]:
-    """Bounds of the elements of a RESCALE's operand: of its data if the operand is constant, else of its type."""
+    """Minimum and maximum element that a RESCALE reads: of the data if the operand is constant, else of its type."""
     source = op.inputs[0]
     if source.data is not None:
         elements = _rescale_elements(op, source.data)
@@ -262,7 +266,7 @@ def rescale_input_range(op: Op) -> tuple[int, int]:
 
 
 def _rescale_elements(op: Op, x: Array) -> Array:
-    """The elements that a RESCALE reads, int64: with ``input_unsigned``, the bits of INT8 as uint8."""
+    """The elements that a RESCALE reads, as int64. If ``input_unsigned``, the bits of an INT8 element are a uint8."""
     elements = x.astype(np.int64)
     return elements & 0xFF if op.attrs["input_unsigned"] else elements
 

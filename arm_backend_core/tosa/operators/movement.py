@@ -77,7 +77,7 @@ def _concat_shape(op: Op) -> Shape:
 
 
 def _check_entries_per_dimension(op: Op, name: str, entries_per_dimension: int = 1) -> list[int]:
-    """The attribute ``name``, after an assertion on its length."""
+    """Return the list attribute ``name``; assert that it has this number of entries for each dimension."""
     entries = list(op.attrs[name])
     expected = entries_per_dimension * op.inputs[0].rank
     assert len(entries) == expected, f"{op!r}: {name} must have {entries_per_dimension} entries for each dimension"

@@ -22,7 +22,7 @@ Shape = tuple[int, ...]
 
 
 class Level(NamedTuple):
-    """Limits of a level: every implementation supports sizes up to them (TOSA 1.0, section 1.7)."""
+    """Limits of a TOSA level: the maximum sizes that an implementation must support (TOSA 1.0, section 1.7)."""
 
     max_rank: int = 6
     max_kernel: int = 8192
@@ -46,8 +46,8 @@ class TypeRow:
         inputs: element types of the operands.
         output: element type of the result.
         accumulator: element type of the accumulator, for operators with the attribute ``acc_type``.
-        requirements: alternatives, one of which the target must support: a profile, an extension, or several joined by
-            "&".
+        requirements: alternatives, of which the target must support at least one. An alternative is a profile, an
+            extension, or several of them joined by "&": {"INT", "bf16&fp8e4m3"}.
         version: the first TOSA version with this row.
     """
 
@@ -100,32 +100,33 @@ class Operator:
 
     Attributes:
         kind: the name of the operator in TOSA.
-        attribute: name of the flatbuffer's attribute table, without the suffix "Attribute".
+        attribute_table: name of the flatbuffer's attribute table, without the suffix "Attribute".
         rows: the supported combinations of element types.
         ranks: (minimum, maximum) rank of each operand. The last entry applies to all further operands.
         shape: computes the shape of the result. For an operator with violations, the shape may be wrong.
-        fields: graph attributes that are stored in the attribute table, in its order.
-        constant_operands: (graph attribute, type) of each constant operand, in order, after the data operands. The type
-            is one of: "shape" (CONST_SHAPE); "input0", "input1" or "output", the element type of that value;
-            "multiplier", INT32 if ``scale32``, else INT16; or the value of a DType, such as "int8".
-        find_violations: yields the violated ERROR_IF and REQUIRE statements of the specification, of those that do not
-            depend on run-time values.
-        compute: evaluates the operator in numpy, bit-exact for integers; returns None if the result is undefined
-            or depends on the target. None if the operator cannot be evaluated.
+        fields: names of the ``Op.attrs`` that the attribute table stores, in the table's order.
+        constant_operands: (name in ``Op.attrs``, type) of each attribute that is a constant operand in the flatbuffer.
+            These operands follow the data operands, in this order. The type is one of: "shape" (CONST_SHAPE); "input0",
+            "input1" or "output", the element type of that value; "multiplier", INT32 if ``scale32``, else INT16; or the
+            value of a DType, such as "int8".
+        find_violations: yields the violated ERROR_IF and REQUIRE statements of the specification. It does not check
+            statements on values that are known only at run time.
+        compute: function that evaluates the operator in numpy, bit-exact for integers; it returns None if the result is
+            undefined or depends on the target. The field is None if there is no such function.
         is_elementwise: whether each result element depends on one element of each operand, and no attribute names a
             dimension.
         is_data_movement: whether the operator only copies elements.
-        is_injective: whether each result element is a different element of the only operand: data movement that
-            repeats no element, and adds none.
-        per_dimension: attributes with one entry, or a pair of entries, for each dimension. Operand and result have the
-            same dimensions.
+        is_injective: whether the operator is data movement of one operand that neither repeats elements nor adds new
+            ones; it may drop elements (SLICE).
+        per_dimension: names of the ``Op.attrs`` with one entry, or a pair of entries, for each dimension. Operand and
+            result have the same number of dimensions.
         is_variadic: whether the operator accepts any number of operands of one type.
         is_placeholder: whether this is not a TOSA operator but a placeholder that a late pass replaces: loop markers
             and MX_CONV2D. If it is variadic, its operands after the first may have any type.
     """
 
     kind: str
-    attribute: str
+    attribute_table: str
     rows: tuple[TypeRow, ...]
     ranks: tuple[tuple[int, int], ...]
     shape: Callable[[Op], Shape]
@@ -142,7 +143,7 @@ class Operator:
 
     @cached_property
     def attributes(self) -> frozenset[str]:
-        """Names of all graph attributes of this operator kind."""
+        """Names of all ``Op.attrs`` of this operator kind."""
         return frozenset((*self.fields, *(name for name, _ in self.constant_operands)))
 
     @cached_property
@@ -153,22 +154,24 @@ class Operator:
     def result_type(self, *inputs: DType) -> DType:
         """Element type of the result in the first row whose operands begin with the types ``inputs``.
 
-        Without such a row, the first operand's type.
+        If there is no such row, the type of the first operand.
         """
         return next((row.output for row in self.rows if row.inputs[: len(inputs)] == inputs), inputs[0])
 
     def accumulator_type(self, *inputs: DType) -> DType:
         """The most precise accumulator type of the rows whose operands begin with the types ``inputs``.
 
-        Rows list their accumulator types in ascending precision. Without such a row, the first operand's type.
+        Rows are listed in ascending precision of their accumulators. If there is no such row, the type of the first
+        operand.
         """
         rows = [row for row in self.rows if row.inputs[: len(inputs)] == inputs]
         return rows[-1].accumulator or rows[-1].output if rows else inputs[0]
 
     def min_version(self, inputs: Sequence[DType], output: DType, target: Target | None = None) -> tuple[int, int]:
-        """The first TOSA version with the operator on these element types in the profiles and extensions of ``target``.
+        """The first TOSA version in which ``target`` supports the operator on these element types.
 
-        If ``target`` is None, all profiles and extensions count. A later version may add an operator to a profile.
+        This depends on the target's profiles and extensions, because a later version may add an operator to a profile.
+        If ``target`` is None, the first version in which any profile or extension has the operator.
         """
         rows = self._rows_by_types[tuple(inputs[:1] if self.is_variadic else inputs), output]
         return min(row.version for row in rows if target is None or row.is_supported_by(target))
@@ -262,7 +265,7 @@ def define_operator(
 
     Args:
         rows: the supported element types, separated by blanks; ``TypeRow.parse`` documents their syntax.
-        facts: the other attributes of ``Operator``.
+        facts: the other fields of ``Operator``, by name.
 
     Raises:
         ValueError: the operator or one of its rows is defined twice, rows differ in their number of operands, a row is
@@ -271,8 +274,8 @@ def define_operator(
     if kind in OPERATORS:
         raise ValueError(f"TOSA operator {kind} has a record already")
     parsed = tuple(TypeRow.parse(row) for row in rows.split())
-    facts.setdefault("attribute", "".join(word.capitalize() for word in kind.split("_")))
-    operator = Operator(kind, facts.pop("attribute"), parsed, tuple(ranks), shape, **facts)
+    facts.setdefault("attribute_table", "".join(word.capitalize() for word in kind.split("_")))
+    operator = Operator(kind, facts.pop("attribute_table"), parsed, tuple(ranks), shape, **facts)
     if len({(row.inputs, row.output, row.accumulator, row.requirements) for row in parsed}) != len(parsed):
         raise ValueError(f"TOSA operator {kind}: a row is defined twice")
     if len({len(row.inputs) for row in parsed}) != 1:

@@ -190,7 +190,7 @@ define_operator(
     "i8>i32:INT i16>i32:int16 f16>i32:FP bf16>i32:bf16 f32>i32:FP e4m3>i32:fp8e4m3 e5m2>i32:fp8e5m2",
     [RANK_AT_LEAST_1],
     _argmax_shape,
-    attribute="ArgMax",
+    attribute_table="ArgMax",
     fields=("axis", "nan_mode"),
     find_violations=axis_violations,
 )
@@ -200,7 +200,7 @@ define_operator(
     e4m3,e4m3>f16:fp8e4m3 e5m2,e5m2>f16:fp8e5m2""",
     [(3, 3)],
     lambda op: (op.inputs[0].shape[0], op.inputs[0].shape[1], op.inputs[1].shape[2]),
-    attribute="MatMul",
+    attribute_table="MatMul",
     constant_operands=(("a_zp", "input0"), ("b_zp", "input1")),
     find_violations=_matmul_violations,
 )
@@ -208,8 +208,8 @@ define_operator(
 
 # -- RESIZE --------------------------------------------------------------------------------------------------
 
-#: Limits of RESIZE: sizes are less than ``_SIZE_LIMIT``, numerators of scales at most ``_MAX_NUMERATOR``, and scales
-#: greater than 1 / ``_REDUCTION_LIMIT``.
+#: Limits of RESIZE. The sizes of operand and result are below ``_SIZE_LIMIT``. The numerator of the scale is at most
+#: ``_MAX_NUMERATOR``. The scale is greater than 1 / ``_REDUCTION_LIMIT``.
 _SIZE_LIMIT, _MAX_NUMERATOR, _REDUCTION_LIMIT = 16384, 1 << 11, 16
 
 

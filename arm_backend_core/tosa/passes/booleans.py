@@ -24,8 +24,9 @@ _INT8_VALUES = np.arange(-128, 128)
 def lower_bool_to_int8(graph: Graph, target: Target) -> None:
     """Lower all boolean operators and values of the graph to int8.
 
-    Before this pass, ``compose_tables`` has replaced int8 chains that contain comparisons. In the next round of the
-    pipeline, ``compose_tables`` can also include the arithmetic that this pass emits for the other comparisons.
+    Before this pass, ``compose_tables`` has replaced chains of int8 operators that contain comparisons by one TABLE
+    each. The other comparisons become arithmetic here. In the next round of the pipeline, ``compose_tables`` can
+    include this arithmetic in a TABLE too.
     """
     if target.hardware.has_booleans:
         return

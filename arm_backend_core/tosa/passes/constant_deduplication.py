@@ -14,12 +14,13 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op
 
-#: Smallest constant that is deduplicated. The flatbuffer needs about 250 bytes for a RESHAPE, its result and shape.
+#: Minimum size of a deduplicated constant, in bytes. The RESHAPE that replaces a constant needs about 250 bytes in the
+#: flatbuffer, together with its result and shape.
 _MIN_BYTES = 1024
 
 
 def deduplicate_constants(graph: Graph, target: Target) -> None:
-    """Store constants of equal type and bytes, of at least ``_MIN_BYTES``, once for each graph or region.
+    """Store constants with the same type and bytes once for each graph and region, if they have ``_MIN_BYTES`` or more.
 
     NPUs are skipped, because Vela encodes the weights separately for each reader.
     """
@@ -38,8 +39,8 @@ def deduplicate_constants(graph: Graph, target: Target) -> None:
 def _replace_by_reshapes(graph: Graph, build: Builder, uses: Sequence[tuple[Op, int]]) -> None:
     """Store one of several equal constants, and replace the others by RESHAPEs of the stored one.
 
-    The first weight of a convolution among them is stored, because TOSA compilers may reorder a constant weight. If
-    none is a weight, the first constant is stored.
+    If some of them are weights of convolutions, the first of these is stored, so that it stays constant: TOSA compilers
+    may reorder a constant weight, but not the result of a RESHAPE. Otherwise, the first constant is stored.
 
     Args:
         uses: (operator, operand index) of each constant.

@@ -9,7 +9,8 @@ from arm_backend_core.tosa.operators import OPERATORS, evaluate
 from arm_backend_core.tosa.operators.windows import window_axes
 from arm_backend_core.tosa.passes.rewrite import Rewriter, RewriteRule
 
-#: Maximum size of a folded constant that is larger than its operands. On Ethos-U, constants are usually in flash.
+#: Maximum size, in bytes, of a folded constant that is larger than its operands, because constants take flash on
+#: most systems with an Ethos-U.
 MAX_GROWN_BYTES = 64 * 1024
 
 
@@ -17,9 +18,9 @@ def fold_constants(op: Op, rewriter: Rewriter) -> Value | None:
     """Evaluate ``op`` at compile time, unless the result is larger than its operands and than ``MAX_GROWN_BYTES``.
 
     A RESCALE that widens a constant is kept if each reader has an operand that is not constant. An NPU fuses the
-    RESCALE into the reader. With the folded INT32 constant, the reader takes two NPU passes. Vela 5.1 estimates for
-    int8 [1, 512, 128] times a constant [128]: 344,064 cycles with the INT32 constant against 65,536 on U55-128, and
-    204,498 against 19,016 on U85-256.
+    RESCALE into the reader. With the folded INT32 constant, the reader takes two NPU passes. Example: int8
+    [1, 512, 128] times a constant [128]. Vela 5.1 estimates 344,064 cycles with the INT32 constant and 65,536 with the
+    RESCALE on U55-128, and 204,498 and 19,016 on U85-256.
     """
     arrays = [value.data for value in op.inputs if value.data is not None]
     if len(arrays) != len(op.inputs) or not arrays:

@@ -62,7 +62,7 @@ def _dependencies(values: Iterable[Value]) -> set[Op]:
 
 
 def _outline_branch(graph: Graph, target: Target, selects: Sequence[Op]) -> None:
-    """Replace ``selects`` by one COND_IF. Keep them if no operator is needed by one branch only."""
+    """Replace ``selects`` by one COND_IF. Keep them if a COND_IF would skip no operator."""
     build = Builder(graph, target)
     build.origins = merge_origins(selects)
     for op in selects:  # SELECT broadcasts, COND_IF does not
@@ -138,7 +138,10 @@ def _replace_operators(graph: Graph, replacement: Op, removed: set[Op]) -> None:
 
 
 def _find_exclusive_operators(graph: Graph, selects: set[Op]) -> dict[Op, int]:
-    """Find the operators that only one branch needs: {operator: SELECT operand index of the branch, 1 or 2}."""
+    """Find the operators that only one branch needs: {operator: 1 (``then_graph``) or 2 (``else_graph``)}.
+
+    The numbers are the operand indices of the branch results in a SELECT.
+    """
     users, outputs, branch_of = graph.users(), set(graph.outputs), dict[Op, int]()
     for op in reversed(graph.ops):
         branches: set[int] = {0} if not outputs.isdisjoint(op.results) else set()

@@ -28,7 +28,7 @@ class _PathNode(NamedTuple):
 
     Attributes:
         op: the operator.
-        spans: the part of its result that the SLICE needs, by dimension.
+        spans: the part of its result that the SLICE needs: (start, size) along each dimension.
     """
 
     op: Op
@@ -51,10 +51,10 @@ def split_convolution(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def _find_path(op: Op, rewriter: Rewriter) -> list[_PathNode] | None:
-    """The operators before the SLICE, back to and including a CONV2D.
+    """The operators before the SLICE ``op``, back to and including a CONV2D; None if they do not meet the conditions.
 
-    None unless the SLICE reads all pixels and a multiple of ``_CHANNEL_MULTIPLE`` channels, the weights are constant,
-    and each value between the two operators has one reader. The operand of the SLICE may have several readers.
+    The SLICE must read all pixels and a multiple of ``_CHANNEL_MULTIPLE`` channels. The weights must be constant. Each
+    value on the path must have one reader, except the operand of the SLICE.
     """
     spans: list[Span] | None = list(zip(op.attrs["start"], op.attrs["size"], strict=True))
     value, path = op.inputs[0], []
@@ -82,7 +82,7 @@ def _is_only_sliced(value: Value, rewriter: Rewriter) -> bool:
 
 
 def _operand_spans(op: Op, spans: list[Span]) -> list[Span] | None:
-    """The spans of the operand that compute ``spans`` of the result; None if they are not one span per dimension."""
+    """The part of the operand that ``spans`` of the result depend on; None if it is not one span per dimension."""
     if op.kind == "TRANSPOSE":
         return [spans[op.attrs["perms"].index(axis)] for axis in range(len(spans))]
     if op.kind == "RESHAPE":
@@ -131,7 +131,7 @@ def slice_attributes(op: Op, spans: list[Span]) -> dict[str, Any]:
 
 
 def _slice_channels(array: Any, start: int, size: int) -> np.ndarray[Any, Any]:
-    """Channels of a weight, bias, multiplier or shift. An array of one element holds for all channels."""
+    """Slice channels of a weight, bias, multiplier or shift. An array of one element applies to all channels."""
     array = np.asarray(array)
     return array if array.shape[0] == 1 else array[start : start + size]
 

@@ -17,7 +17,7 @@ from arm_backend_core.tosa.passes.rewrite import Rewriter, apply_once
 
 
 def eliminate_common_subexpressions(graph: Graph, target: Target) -> None:
-    """Keep the first of equal operators. The readers of the others read its result."""
+    """Among equal operators, keep the first one, and let the readers of all of them read its result."""
     first: dict[Any, Op] = {}
     replaced: dict[Value, Value] = {}
     for op in graph.ops:
@@ -43,7 +43,7 @@ def duplicate_convolutions(graph: Graph, target: Target) -> None:
 
 
 def duplicate_rescales(graph: Graph, target: Target) -> None:
-    """On U55 and U65, give each ADD, MUL and SUB its own RESCALEs of int8 and int16 operands.
+    """On U55 and U65, give each ADD, MUL and SUB its own RESCALEs from int8 or int16 to int32.
 
     On these NPUs, Vela fuses a RESCALE into its reader only if the RESCALE has no other reader. If two residual sums
     share a RESCALE, Vela converts the tensor to int32 and computes both sums in int32: 64 x 64 x 24 elements take
@@ -56,7 +56,7 @@ def duplicate_rescales(graph: Graph, target: Target) -> None:
 def _duplicate_rescales(op: Op, rewriter: Rewriter) -> Value | None:
     b = rewriter.builder
     rescales = [value.producer for value in op.inputs]
-    if not all(rescale is not None and _widens(rescale) for rescale in rescales):
+    if not all(rescale is not None and _is_widening_rescale(rescale) for rescale in rescales):
         return None
     if all(rewriter.has_one_use(value) for value in op.inputs):
         return None
@@ -68,7 +68,7 @@ def _duplicate_rescales(op: Op, rewriter: Rewriter) -> Value | None:
     return b.emit(op.kind, operands, op.output.dtype, **op.attrs)
 
 
-def _widens(op: Op) -> bool:
+def _is_widening_rescale(op: Op) -> bool:
     """Whether ``op`` is a RESCALE of an int8 or int16 tensor to int32."""
     narrow = (DType.INT8, DType.INT16)
     return op.kind == "RESCALE" and op.inputs[0].dtype in narrow and op.output.dtype is DType.INT32

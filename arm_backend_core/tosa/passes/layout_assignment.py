@@ -1,13 +1,14 @@
 """Layout assignment: choose the layout of every value so that TRANSPOSEs move fewer bytes.
 
 Convolutions and pooling require channels last. Most other operators accept any layout (``layout_modes``). A TRANSPOSE
-is needed where an operator reads a value in another layout than its producer writes. Its cost is the size of the value
-plus a constant, or 1 if only dimensions of size 1 move. The assignment sinks, hoists, merges and cancels TRANSPOSEs in
-one step.
+is needed where an operator reads a value in another layout than its producer writes. The cost of a TRANSPOSE is the
+size of the value in bytes plus ``_START_COST``, or 1 if only dimensions of size 1 move. The assignment sinks, hoists,
+merges and cancels TRANSPOSEs in one step.
 
 Two dynamic programs over the graph, one from the inputs and one from the outputs, compute the cost of each candidate
 layout. The costs are exact if the graph is a tree. ``_GraphWriter`` then emits the graph again and chooses the modes
-greedily. The new graph is kept only if its ``movement_cost`` is lower, so that repetitions of the pass end.
+greedily. The new graph is kept only if its ``movement_cost`` is lower. A pipeline that repeats the pass therefore
+terminates.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ _MAX_CANDIDATES = 6
 
 
 def assign_layouts(graph: Graph, target: Target) -> None:
-    """Rewrite ``graph`` if this lowers its ``movement_cost``. A graph with a cost below ``_START_COST`` stays."""
+    """Rewrite ``graph`` if this lowers its ``movement_cost``.
+
+    A graph with a cost below ``_START_COST`` has no TRANSPOSE that moves data, and is not rewritten.
+    """
     graph.remove_dead()
     before = movement_cost(graph)
     if before < _START_COST:
@@ -87,14 +91,15 @@ def _layout_change_cost(shape: tuple[int, ...], dtype: DType, before: Layout, af
 
 
 class _LayoutCosts:
-    """Costs of every candidate layout of every value, from the operators that precede it and from those that follow.
+    """Costs of the candidate layouts of each value, separately for the graph above the value and below it.
 
     Attributes:
-        above: {value: {layout: cost of producing the value in this layout}}, which is the cost of all layout changes
-            before the value. Layout-flexible operators pass costs on, other operators reset them to 0. Costs are
-            relative to the cheapest layout.
-        below: {value: {layout: cost of writing the value in this layout}}, which is the cost of all layout changes
-            after the value. Costs pass through layout-flexible readers, and are relative to the cheapest layout.
+        above: {value: {layout: cost of all layout changes before the value, if it is produced in this layout}}. The
+            changes before an operator that is not layout-flexible are not included. Costs are relative to the cheapest
+            layout.
+        below: {value: {layout: cost of all layout changes after the value, if it is written in this layout}}. The
+            changes after a reader that is not layout-flexible are not included. Costs are relative to the cheapest
+            layout.
         candidates: {value: its candidate layouts}; the inner dictionaries are ordered sets.
         modes: {operator: its modes with candidate layouts only}.
         can_transpose: {type: whether the target can TRANSPOSE its elements}.
@@ -191,10 +196,10 @@ class _LayoutCosts:
         return 0.0 if value.data is not None else self.above[value][layout]
 
     def _add_reader_costs(self, op: Op) -> None:
-        """Record the costs of reading each operand of ``op`` in each of its layouts.
+        """Record, for each operand of ``op``, the cost of reading it in each layout.
 
-        The cost of reading is the cost of the other operands. For a layout-flexible operator, the cost below its result
-        is added.
+        It is the cost above the other operands in the cheapest mode that reads this layout. If ``op`` is
+        layout-flexible, the cost below its result is added.
         """
         cost_below = self.below[op.output]
         for i, value in enumerate(op.inputs):
@@ -209,7 +214,7 @@ class _LayoutCosts:
             self._readers.setdefault(value, []).append(costs)
 
     def _cost_below(self, value: Value) -> Costs:
-        """Total cost of all readers of ``value``, by the layout that its producer writes.
+        """{layout that the producer of ``value`` writes: total cost of all readers}, relative to the cheapest layout.
 
         Readers share the result of a layout change. The method enumerates sets of zero, one and two layout changes.
         """
@@ -249,8 +254,8 @@ class _GraphWriter:
 
     Attributes:
         written: {value of the old graph: {layout: value of the new graph that holds it in this layout}}.
-        transpose_origins: {value: origins of the TRANSPOSE that produced the value, or that produced an operand of its
-            producer}. A later layout change of the value gets these origins.
+        transpose_origins: {value: origins of a TRANSPOSE of the old graph}. The TRANSPOSE produced the value, or the
+            writer has moved it behind the producer of the value. A later layout change of the value gets these origins.
     """
 
     def __init__(self, graph: Graph, target: Target, costs: _LayoutCosts) -> None:
@@ -306,7 +311,7 @@ class _GraphWriter:
             self.transpose_origins[op.output] = inherited[0]
 
     def _read(self, value: Value, layout: Layout) -> Value:
-        """``value`` in this layout. A missing layout is converted from the cheapest written layout."""
+        """Return ``value`` in this layout. If it is not written yet, convert it from the cheapest written layout."""
         available = self._written_layouts(value)
         if layout not in available:
             source_layout = min(available, key=lambda p: self.costs.change_cost(value, p, layout))

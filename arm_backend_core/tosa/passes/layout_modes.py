@@ -27,7 +27,7 @@ _LAYOUT_AGNOSTIC = frozenset(
 
 
 class LayoutMode(NamedTuple):
-    """Layouts in which an operator reads its operands and writes its result, after permuting its attributes."""
+    """Layouts in which an operator with permuted attributes reads its operands and writes its result."""
 
     inputs: tuple[Layout, ...]
     output: Layout

@@ -76,7 +76,7 @@ def _concat_factors_of_slices(graph: Graph, target: Target) -> None:
 def _is_computed_from_slice(x: Value) -> bool:
     """Whether ``x`` results from elementwise arithmetic on a SLICE, optionally followed by RESCALE and TABLE.
 
-    Whether Vela stores any other value in NHWC or in NHCWB16 is not known here.
+    For other values, this pass cannot predict whether Vela stores them in NHWC or in NHCWB16.
     """
     op = skip_through(x, "RESCALE", "TABLE").producer
     sources = (
@@ -88,7 +88,7 @@ def _is_computed_from_slice(x: Value) -> bool:
 def _find_region(graph: Graph) -> set[Op]:
     """Find the vector operators that are connected with a MATMUL for which ``_is_column_matmul`` is true.
 
-    RESHAPEs between them are not part of the result.
+    The connection may lead through RESHAPEs, which are not in the result.
     """
     users, region = graph.users(), set[Op]()
     pending = [x for op in graph.ops if _is_column_matmul(op) for x in (op.inputs[1], op.output)]
@@ -102,7 +102,7 @@ def _find_region(graph: Graph) -> set[Op]:
 
 
 def _is_column_matmul(op: Op) -> bool:
-    """Whether ``op`` is a MATMUL by a constant whose operand is the result of a MUL, ADD or SUB.
+    """Whether ``op`` is a MATMUL of a constant matrix and a column that a MUL, ADD or SUB computes.
 
     An ADD or SUB that reads a SLICE (a plain RNN) is excluded, because it takes more cycles on columns.
     """
