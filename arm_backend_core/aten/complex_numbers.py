@@ -252,7 +252,7 @@ def _full_like(x: Any, number: Any, *, dtype: torch.dtype | None = None, **_: An
 
 def _power(z: ComplexAsReal, exponent: Any) -> ComplexAsReal:
     if exponent in range(1, 9):
-        return functools.reduce(_product, [z] * int(exponent))
+        return functools.reduce(_product, [z] * int(exponent.real))
     c, d = _parts(exponent)
     if d == 0:  # log(0) is infinite, and its product with 0 would be NaN
         return _polar(torch.pow(_abs(z), c), c * _angle(z))

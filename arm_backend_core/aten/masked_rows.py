@@ -70,9 +70,10 @@ def _fill_masked_rows(weights: Node, rows: Node, number: float, readers: list[No
     If the only reader of the weights is a matrix product, the rows of the product are replaced instead, for all readers
     of the product.
     """
-    result, (user, *others) = weights, weights.users
-    if is_last and not others and user.target in _MATMULS and user.args[0] is weights:
-        result, readers = user, list(user.users)
+    result, users = weights, list(weights.users)
+    if is_last and len(users) == 1 and users[0].target in _MATMULS and users[0].args[0] is weights:
+        (result,) = users
+        readers = list(result.users)
     with result.graph.inserting_after(result):
         selected = result.graph.call_function(aten.where.ScalarSelf, (rows, number, result))
     selected.meta = dict(result.meta)

@@ -96,6 +96,11 @@ class LoopRolling:
 
     steps_per_call: int | Literal["auto"] | None = "auto"
 
+    def __post_init__(self) -> None:
+        """Check the number of steps."""
+        if isinstance(self.steps_per_call, int) and self.steps_per_call < 1:
+            raise ValueError(f'steps_per_call: takes a number of at least 1, "auto" or None, got {self.steps_per_call}')
+
     def roll_loops(
         self, program: ExportedProgram, spec: ArmCompileSpec, keep_on_cpu: Sequence[Predicate] = ()
     ) -> ExportedProgram:
