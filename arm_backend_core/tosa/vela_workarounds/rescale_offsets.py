@@ -90,12 +90,13 @@ def _find_partitioned_producer(op: Op, rewriter: Rewriter) -> Op | None:
 
 
 def _is_between_concatenations(op: Op, rewriter: Rewriter) -> bool:
-    """Match a RESCALE between a CONCAT, PAD or TILE and another CONCAT or PAD, or a per-channel RESCALE after parts.
+    """Match a RESCALE between two concatenations, or a per-channel RESCALE of a tensor that is written in parts.
 
     Bug ``merged_concats`` has two forms:
 
-    - Each of the three operators is the only reader of the preceding one. Vela merges them, and writes only one part.
-      The first operand of a second CONCAT is not affected.
+    - A CONCAT, PAD or TILE precedes the RESCALE, and a CONCAT or PAD follows it. Each of the three operators is the only
+      reader of the preceding one. Vela merges them, and writes only one part. The first operand of the second CONCAT is
+      not affected.
     - The operand of a per-channel RESCALE is written in parts (``_find_partitioned_producer``). Vela rescales each part
       by the scales of the first channels, and not by the scales of the part's channels.
     """
@@ -109,7 +110,11 @@ def _is_between_concatenations(op: Op, rewriter: Rewriter) -> bool:
 
 
 def absorbs_widening(op: Op) -> bool:
-    """Whether each operand of ``op`` is a RESCALE by 1 from the same narrow type, which Vela can fuse into ``op``."""
+    """Whether Vela can fuse the RESCALEs by 1 from int8 or int16 into ``op``, their reader.
+
+    ``op`` must be a REDUCE_SUM or have two operands and be elementwise. All operands must be such RESCALEs, from the
+    same type.
+    """
     terms = [producer(value, "RESCALE") for value in op.inputs]
     dtypes = {term.inputs[0].dtype for term in terms if term is not None and log2_scale(term) == 0}
     is_binary = op.kind in NONUNARY and len(terms) == 2
@@ -268,7 +273,7 @@ def _has_fusible_scales(terms: list[Op | None]) -> bool:
 def _may_fuse_into_producer(value: Value, rewriter: Rewriter) -> bool:
     """Whether Vela may fuse the RESCALE that computes ``value`` into the operator before it.
 
-    The RESCALE must be the only reader of this operator. RESHAPEs may be between the two.
+    The RESCALE must be the only reader of the result of this operator. RESHAPEs may be between the two.
     """
     x = value.producer.inputs[0] if value.producer is not None else value
     x, _ = trace_back(x, lambda view: view.kind == "RESHAPE" and rewriter.has_one_use(view.output))
