@@ -94,9 +94,9 @@ def _is_between_concatenations(op: Op, rewriter: Rewriter) -> bool:
 
     Bug ``merged_concats`` has two forms:
 
-    - A CONCAT, PAD or TILE precedes the RESCALE, and a CONCAT or PAD follows it. Each of the three operators is the only
-      reader of the preceding one. Vela merges them, and writes only one part. The first operand of the second CONCAT is
-      not affected.
+    - A CONCAT, PAD or TILE precedes the RESCALE, and a CONCAT or PAD follows it. Each operator is the only reader of
+      the preceding one. Vela merges the three, and writes only one part. The first operand of the second CONCAT is not
+      affected.
     - The operand of a per-channel RESCALE is written in parts (``_find_partitioned_producer``). Vela rescales each part
       by the scales of the first channels, and not by the scales of the part's channels.
     """
