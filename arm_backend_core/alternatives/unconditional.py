@@ -21,7 +21,7 @@ from arm_backend_core.tosa.passes.peephole_fusion import is_identity_rescale
 from arm_backend_core.tosa.passes.pipeline import merge_reshapes
 from arm_backend_core.tosa.passes.rewrite import Rewriter, apply_once, producer
 from arm_backend_core.tosa.vela_workarounds.copies import broadcast_constant
-from arm_backend_core.tosa.vela_workarounds.fused_rescales import SCALED_MAXIMUM_WORKAROUND
+from arm_backend_core.tosa.vela_workarounds.fused_rescales import LOST_MAXIMUM_SCALE_WORKAROUND
 from arm_backend_core.tosa.vela_workarounds.rescale_offsets import absorbs_widening
 from arm_backend_core.tosa.vela_workarounds.workaround import is_needed
 
@@ -68,18 +68,13 @@ def _emit_like(op: Op, x: Value, b: Builder) -> Value:
 def multiply_before_rescale(op: Op, rewriter: Rewriter) -> Value | None:
     """Insert x * 1 before a RESCALE of int16 x. Vela fuses the RESCALE with this MUL, but not with the producer of x.
 
-    The RESCALE takes 30 instead of 700 cycles on U85-256. A RESCALE that matches ``SCALED_MAXIMUM_WORKAROUND`` is also
+    The RESCALE takes 30 instead of 700 cycles on U85-256. If ``LOST_MAXIMUM_SCALE_WORKAROUND`` matches a RESCALE, it is
     rewritten, so that ``clamp_to_dtype`` applies to the MUL: 89,303 instead of 102,252 cycles after a MAX_POOL2D.
     """
     x, b = op.inputs[0], rewriter.builder
-    matches_scaled_maximum = is_needed(SCALED_MAXIMUM_WORKAROUND, b.target) and SCALED_MAXIMUM_WORKAROUND.find(
-        op, rewriter
-    )
-    if (
-        not (x.dtype is DType.INT16 or matches_scaled_maximum)
-        or op.output.dtype is DType.INT32
-        or op.attrs["per_channel"]
-    ):
+    workaround = LOST_MAXIMUM_SCALE_WORKAROUND
+    loses_scale = is_needed(workaround, b.target) and workaround.find(op, rewriter)
+    if not (x.dtype is DType.INT16 or loses_scale) or op.output.dtype is DType.INT32 or op.attrs["per_channel"]:
         return None
     return _emit_like(op, b.mul(x, broadcast_constant(x, 1, x.dtype, b)), b)
 

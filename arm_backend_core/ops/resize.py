@@ -203,7 +203,7 @@ def bilinear(
     accumulator_dtype = {DType.INT8: DType.INT32, DType.INT16: DType.INT48}.get(image.dtype, image.dtype)
     reason = _resize_refusal(cx, image, accumulator_dtype, samplings, "BILINEAR")
     if all(sampling.tosa_parameters == (1, 1, 0, 0) for sampling in samplings):
-        result = image  # works around a bug in Vela: resized_same in docs/contributors/vela.md
+        result = image  # works around a bug in Vela: identity_resize in docs/contributors/vela.md
     elif reason is None and not _is_cheaper_by_conv(cx, image, samplings):
         result = _resize(cx, image, samplings, "BILINEAR")
         if x.q is not None:

@@ -89,7 +89,7 @@ class Hardware:
             supports it.
         vela_bugs: names of Vela's bugs (``docs/contributors/vela.md``) that ``tosa/vela_workarounds`` avoids.
         axes_lost_on_split: returns the axes along which Vela splits an operator and then loses the offset of its
-            operands (bug ``sliced``).
+            operands (bug ``lost_slice_offset``).
     """
 
     unsupported: frozenset[str] = frozenset()
@@ -154,18 +154,22 @@ _U55_TYPES = {
 
 
 _BUGS_OF_ALL_FAMILIES = (
-    *(
-        "sliced",
-        "sliced_rank",
-        "reduced_column",
-        "joined",
-        "padded_zero",
-        "padded_images",
-        "cancelled_transpose",
-        "cancelled_result",
-    ),
-    *("returned_view", "dilated", "unclipped", "unclipped_scaled", "unclipped_move", "joined_again"),
-    *("clipped_rescale", "duplicated_for_reshape"),
+    "lost_slice_offset",
+    "slice_rank_mismatch",
+    "column_reduction_overflow",
+    "lost_concat_offset",
+    "padded_zero",
+    "padded_images",
+    "cancelled_transpose",
+    "cancelled_result",
+    "returned_view",
+    "padding_only_phase",
+    "unclipped",
+    "unclipped_scaled",
+    "unclipped_zero_point",
+    "merged_concats",
+    "clipped_rescale",
+    "duplicated_rescale_reshape",
 )
 _U65 = Hardware(
     unsupported=frozenset((*_BITWISE, *_LOGICAL, *_COMPARISON_SELECT, "GATHER", "SCATTER", "INTDIV")),
@@ -181,24 +185,23 @@ _U65 = Hardware(
     estimates_missing_activation=True,
     pads_weight_blocks=True,
     vela_bugs=(
-        *(
-            "reduce_min",
-            *_BUGS_OF_ALL_FAMILIES,
-            "equal_weights",
-            "unreached",
-            "narrowing_cast",
-            "clamped_cast",
-            "unequal_scales",
-        ),
-        *(
-            "scaled_maximum",
-            "channel_scales",
-            "scalar_broadcast",
-            "reshaped_broadcast",
-            "joined_table",
-            "batched_activation",
-        ),
-        *("rescaled_part", "duplicated_for_slice", "joined_rescale", "joined_upsampling"),
+        *_BUGS_OF_ALL_FAMILIES,
+        "reduce_min",
+        "equal_weights",
+        "unreached_output",
+        "narrowing_cast",
+        "clamped_cast",
+        "unequal_scales",
+        "lost_maximum_scale",
+        "lost_channel_scales",
+        "scalar_broadcast_high_rank",
+        "reshaped_broadcast",
+        "unwritten_table_result",
+        "batched_activation",
+        "lost_rescale_operand_offset",
+        "duplicated_rescale_slice",
+        "lost_rescale_result_offset",
+        "lost_upsampling_offset",
     ),
     axes_lost_on_split=partial(
         find_axes_lost_on_split,
@@ -230,15 +233,23 @@ _U85 = Hardware(
     max_macs_for_int16_split=256,
     bilinear_cycles_per_result=0.9,
     vela_bugs=(
-        *(*_BUGS_OF_ALL_FAMILIES, "equal_weights", "reshaped_select", "returned_mask", "gathered", "reversed"),
-        *(
-            "transposed_table",
-            "two_tables",
-            "batched_activation",
-            "sliced_growth",
-            "chained_cast",
-            *("lost_scale", "lost_scale_in_select", "rescaled_cast", "shifted_cast", "unclipped_term", "long_scale"),
-        ),
+        *_BUGS_OF_ALL_FAMILIES,
+        "equal_weights",
+        "reshaped_select",
+        "returned_mask",
+        "overwritten_indices",
+        "reverse_overflow",
+        "transposed_table",
+        "two_tables",
+        "batched_activation",
+        "slice_rank_growth",
+        "chained_cast",
+        "lost_operand_scale",
+        "lost_select_scale",
+        "rescaled_cast",
+        "shifted_cast",
+        "unclipped_operand",
+        "truncated_multiplier",
     ),
     axes_lost_on_split=partial(
         find_axes_lost_on_split,

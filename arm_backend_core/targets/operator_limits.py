@@ -128,9 +128,8 @@ def _avg_pool_violation(op: Operation) -> str | None:
 def _avg_pool_u85_violation(op: Operation) -> str | None:
     """Refuse padded pools of several images with a kernel over 8 or a stride over 3.
 
-    These are Vela's bugs ``averaged_images_large_kernel`` and ``averaged_images``. Vela computes a kernel over 8 by
-    three operations for each image. If there is padding, the operations of later images compute wrong elements, or
-    write behind the end of the result tensor.
+    These are Vela's bugs ``batched_pool_kernel`` and ``batched_pool_stride``. Vela computes kernels over 8 with
+    three operations for each image. With padding, results of later images are wrong, or are written behind the result.
     """
     images, kernel = op.inputs[0].shape[0], tuple(op.attrs["kernel"])
     if images > 1 and any(op.attrs["pad"]) and max(kernel) > 8:
@@ -142,7 +141,7 @@ def _batched_stride_violation(op: Operation) -> str | None:
     """Refuse strides above 3 for padded pools and 1x1 convolutions of several images.
 
     Vela splits these operators by image, then splits each part again, and does not compute later images (bugs
-    ``averaged_images`` for pools and, in Vela 5.1, ``strided_images`` for convolutions).
+    ``batched_pool_stride`` for pools and, in Vela 5.1, ``batched_conv_stride`` for convolutions).
     """
     kernel = op.attrs["kernel"] if "kernel" in op.attrs else op.inputs[1].shape[1:3]
     is_padded, stride = _padding_and_stride(op, kernel)
@@ -225,7 +224,7 @@ def _window_axes_lost_on_split(op: Operation) -> tuple[int, ...]:
 def find_axes_lost_on_split(
     op: Operation, axes_by_kind: Mapping[str, tuple[int, ...]], unsplit_reductions: Sequence[int]
 ) -> tuple[int, ...]:
-    """Find the axes along which Vela splits an operator and loses the offset of a fused SLICE (bug ``sliced``).
+    """Find the axes along which Vela splits an operator and loses the offset of a fused SLICE.
 
     A SLICE that Vela fuses into its reader gives the reader an offset into a larger tensor. If Vela also splits the
     reader, the offset of the part overwrites the offset of the SLICE.

@@ -111,7 +111,7 @@ class Rotary(nn.Module):
     ],
 )
 def test_rotary_embedding(recipe: str, shape: tuple[int, ...], shares: bool) -> None:
-    """Several products read the cosine, a rescaled product, in another shape (Vela's ``duplicated_for_reshape``).
+    """Several products read the cosine, a rescaled product, in another shape (Vela's ``duplicated_rescale_reshape``).
 
     The bug needs a cosine or a sine with zero point 0, as these samples give.
     """

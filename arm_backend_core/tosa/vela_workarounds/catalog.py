@@ -37,7 +37,7 @@ def apply_vela_workarounds(graph: Graph, target: Target) -> None:
     """Apply the workarounds for ``target``'s Vela release until no predicate matches.
 
     Raises:
-        AssertionError: either a predicate still matches after the last round (workarounds undo each other), or a
+        AssertionError: a predicate still matches after the last round, because workarounds undo each other; or a
             rewrite needs an operator that the target does not support.
     """
     for _ in range(_MAX_ROUNDS):
@@ -52,7 +52,7 @@ def find_vela_bugs(graph: Graph, target: Target) -> dict[AnyWorkaround, list[Any
     """Find all patterns in ``graph`` that the Vela release of ``target`` miscompiles.
 
     Returns:
-        {workaround: the operators that it matches}. For a ``GraphWorkaround``, the result of its ``find``.
+        {workaround: its matches}: operators for a ``Workaround``, the result of ``find`` for a ``GraphWorkaround``.
     """
     matches: dict[AnyWorkaround, list[Any]] = {}
     workarounds_by_kind: dict[str, list[Workaround[Any]]] = {}
@@ -118,8 +118,8 @@ def _rewrite_operator(workaround: Workaround[Any], op: Op, rewriter: Rewriter) -
 #: All workarounds in order of priority: if two match one operator, the first one is applied.
 WORKAROUNDS: tuple[AnyWorkaround, ...] = (
     *program_outputs.WORKAROUNDS,
-    convolutions.DILATED_WORKAROUND,
-    memory.SLICED_WORKAROUND,
+    convolutions.PADDING_ONLY_PHASE_WORKAROUND,
+    memory.LOST_SLICE_OFFSET_WORKAROUND,
     *convolutions.WORKAROUNDS,
     *narrowing.WORKAROUNDS,
     *fused_rescales.WORKAROUNDS,
@@ -132,10 +132,10 @@ WORKAROUNDS: tuple[AnyWorkaround, ...] = (
 
 
 def check_names(workarounds: Sequence[AnyWorkaround], hardware: Iterable[Hardware]) -> None:
-    """Check that workaround names are unique and equal to the names in ``Hardware.vela_bugs``.
+    """Check that workarounds have different names, and that ``Hardware.vela_bugs`` lists exactly these names.
 
     Raises:
-        ValueError: lists duplicate names, and names without a counterpart.
+        ValueError: lists duplicate names, bugs without a workaround, or workarounds that no hardware lists.
     """
     names = [workaround.name for workaround in workarounds]
     bug_names = {name for family in hardware for name in family.vela_bugs}

@@ -20,8 +20,8 @@ CONVOLUTIONS = ("CONV2D", "CONV3D", "DEPTHWISE_CONV2D")
 def _has_padding_only_phase(op: Op, rewriter: Rewriter) -> bool:
     """Match a convolution with dilation above 2 in which some windows read only padding.
 
-    Bug ``dilated``: Vela emits one operation for each dilation phase. In phases that read only padding, the register
-    ``IFM_WIDTH0_M1`` is 65535.
+    Bug ``padding_only_phase``: Vela emits one operation for each dilation phase, that is, for every d-th row and column
+    of the image at dilation d. If a phase has only padding, the register ``IFM_WIDTH0_M1`` (width - 1) is 65535.
     """
     image, padding, pad = op.inputs[0], op.attrs["pad"], producer(op.inputs[0], "PAD")
     if pad is not None and not any(padding):  # Vela folds the PAD into the convolution
@@ -44,7 +44,13 @@ def _pad_by_copy(op: Op, match: bool, rewriter: Rewriter) -> Value:
 
 
 def _has_position_without_input(op: Op, image: Sequence[int], padding: Sequence[int]) -> bool:
-    """Whether, along one axis, the image is smaller than the dilation and some windows read only padding."""
+    """Whether the windows of a result row or column read only padding, in an image smaller than the dilation.
+
+    Args:
+        op: the convolution.
+        image: height and width of the image without padding.
+        padding: padding of the image, in the order of the attribute ``pad``.
+    """
     sides = zip(window_axes(op), image, padding[::2], op.output.shape[1:-1], strict=True)
     for axis, size, pad, result_size in sides:
         unpadded_axis = axis._replace(input_size=size, pad_before=pad)
@@ -60,8 +66,8 @@ def _find_equal_weights(graph: Graph, target: Target) -> list[tuple[Op, int]]:
     convolution gets the bias of the first.
 
     Returns:
-        (convolution, number of columns to append to its weight). Among convolutions with equal weights, those with the
-        first bias are not returned; those with the second bias get one column, with the third two, and so on.
+        (convolution, number of columns to append to its weights). Example: four convolutions have equal weights and
+        the biases a, b, c, b. The result is [(second, 1), (third, 2), (fourth, 1)].
     """
     users, biases_by_weights, matches = graph.users(), dict[tuple[Any, ...], dict[Any, int]](), []
     for op in graph.ops:
@@ -71,7 +77,7 @@ def _find_equal_weights(graph: Graph, target: Target) -> list[tuple[Op, int]]:
         match users.get(op.output, ()):
             case [Op(kind="RESCALE", attrs=attrs)] if op.output not in graph.outputs:
                 scales = [np.asarray(attrs[name]).tobytes() for name in ("multiplier", "shift")]
-            case _:  # Vela does not scale an accumulator that has several readers
+            case _:  # Vela fuses a RESCALE only if it is the only reader of the accumulator
                 scales = []
         biases = biases_by_weights.setdefault((op.kind, weight.content_key, *scales), {})
         if index := biases.setdefault(bias.content_key, len(biases)):
@@ -85,7 +91,9 @@ def _make_weights_distinct(graph: Graph, target: Target, matches: Sequence[tuple
     The new elements are equal to the weight zero point, so that no result changes.
 
     Args:
-        matches: (convolution, number of columns).
+        graph: the graph of the convolutions.
+        target: unused.
+        matches: (convolution, number of columns to append to its weights).
     """
     for op, columns in matches:
         weight, axis = op.inputs[1], 1 if op.kind == "DEPTHWISE_CONV2D" else 2
@@ -100,18 +108,18 @@ def _make_weights_distinct(graph: Graph, target: Target, matches: Sequence[tuple
 def _match_unreached_output(op: Op, rewriter: Rewriter) -> tuple[int, ...] | None:
     """Match a TRANSPOSE_CONV2D with result rows or columns that no kernel element contributes to.
 
-    Bug ``unreached``: these rows and columns are equal to the bias. Vela computes them by separate convolutions with
-    equal weights, which all get the bias of the first (as in ``equal_weights``).
+    Bug ``unreached_output``: these rows and columns contain only the bias. Vela computes them by separate convolutions
+    with equal weights. As in ``equal_weights``, all these convolutions get the bias of the first.
 
     Returns:
-        the number of such rows and columns: (top, bottom, left, right).
+        the number of such rows and columns at each side: (top, bottom, left, right).
     """
     unreached = tuple(max(pad, 0) for pad in op.attrs["out_pad"])
     return unreached if any(unreached) and op.inputs[1].data is not None else None
 
 
 def _extend_kernel(op: Op, unreached: tuple[int, ...], rewriter: Rewriter) -> Value:
-    """Extend the kernel by zeros (the weight zero point), so that it contributes to the unreached rows and columns."""
+    """Extend the kernel by elements equal to the weight zero point, so that it reaches these rows and columns."""
     x, weight, bias = op.inputs
     assert weight.data is not None
     zeros = ((0, 0), unreached[:2], unreached[2:], (0, 0))
@@ -148,10 +156,10 @@ def _becomes_padding_of_images(op: Op, value: Value, rewriter: Rewriter) -> bool
     return has_reshaped_images and _has_foldable_pad(op, value)
 
 
-DILATED_WORKAROUND = Workaround("dilated", CONVOLUTIONS, _has_padding_only_phase, _pad_by_copy)
+PADDING_ONLY_PHASE_WORKAROUND = Workaround("padding_only_phase", CONVOLUTIONS, _has_padding_only_phase, _pad_by_copy)
 WORKAROUNDS: tuple[AnyWorkaround, ...] = (
     GraphWorkaround("equal_weights", _find_equal_weights, _make_weights_distinct),
-    Workaround("unreached", ("TRANSPOSE_CONV2D",), _match_unreached_output, _extend_kernel),
+    Workaround("unreached_output", ("TRANSPOSE_CONV2D",), _match_unreached_output, _extend_kernel),
     copy_operands_where("padded_zero", CONVOLUTIONS, _becomes_nonzero_padding),
     copy_operands_where("padded_images", CONVOLUTIONS, _becomes_padding_of_images, releases=((5, 1),)),
 )

@@ -27,6 +27,7 @@ from arm_backend_core.tosa.vela_workarounds.narrowing import DATA_MOVEMENT
 from arm_backend_core.tosa.vela_workarounds.workaround import AnyWorkaround, Workaround
 
 NARROW_TYPES = (DType.INT8, DType.INT16)
+#: Elementwise operators with two or three operands. The docstrings of the workarounds call them arithmetic.
 NONUNARY = frozenset(ELEMENTWISE - UNARY)
 _UNARY_INTEGER = ("ABS", "BITWISE_NOT", "CLZ", "LOGICAL_NOT", "NEGATE")
 #: Operators whose operands the NPU cannot scale, although Vela fuses the RESCALEs of these operands into them.
@@ -34,16 +35,15 @@ _UNSCALED_KINDS = (*_UNARY_INTEGER, "BITWISE_AND", "BITWISE_OR", "BITWISE_XOR")
 #: If only operators of these kinds read a RESCALE, Vela duplicates the RESCALE for each of them. CAST is one of these
 #: kinds, because Vela first lowers CAST to ADD.
 RESCALE_DUPLICATING_KINDS = frozenset({*NONUNARY, *_UNARY_INTEGER, "CAST"})
-#: Operators into which Vela fuses the RESCALE of their result. The fused operation clips to the type that the operator
-#: had before, not to the type of the RESCALE.
+#: Operators that clip to their own result type, although Vela fuses a RESCALE to a wider type into them.
 _OWN_TYPE_CLIPPING_KINDS = (NONUNARY - {"INTDIV"}) | {"BITWISE_NOT", "CAST", "MAX_POOL2D", "RESIZE", "SELECT"}
 
 
 def _is_scaled_maximum(op: Op, rewriter: Rewriter) -> bool:
-    """Match a RESCALE to the same type, by another scale than 1, that is the only reader of a MAX_POOL2D or REDUCE_MAX.
+    """Match a RESCALE (scale not 1) to the same type that is the only reader of a MAX_POOL2D or REDUCE_MAX.
 
-    Bug ``scaled_maximum``: Vela fuses both operators into a max pooling with ``OFM_SCALE``. U55 and U65 do not scale a
-    maximum, so that the RESCALE is lost. IDENTITYs, RESHAPEs and RESCALEs by 1 may be between the two.
+    Bug ``lost_maximum_scale``: Vela fuses both operators into a max pooling with ``OFM_SCALE``. U55 and U65 do not
+    scale a maximum, so that the RESCALE is lost. IDENTITYs, RESHAPEs and RESCALEs by 1 may be between the two.
     """
     if op.attrs["input_zp"] or op.attrs["output_unsigned"] or log2_scale(op) == 0:
         return False
@@ -60,8 +60,8 @@ def _is_scaled_maximum(op: Op, rewriter: Rewriter) -> bool:
 def _has_channel_scales(op: Op, rewriter: Rewriter) -> bool:
     """Match a per-channel RESCALE whose operand and result are int8 or int16.
 
-    Bug ``channel_scales``: Vela lowers it to a pooling, which has no per-channel scales, so that the RESCALE is lost.
-    RESCALEs of accumulators are not affected.
+    Bug ``lost_channel_scales``: Vela lowers the RESCALE to a pooling, which has no per-channel scales. The RESCALE is
+    therefore lost. RESCALEs of accumulators are not affected.
     """
     is_narrow = {op.inputs[0].dtype, op.output.dtype} <= {DType.INT8, DType.INT16}
     return is_narrow and bool(op.attrs["per_channel"])
@@ -83,8 +83,8 @@ class _ScaledSum:
         addition: the ADD or SUB.
         rescales: the RESCALEs of its operands.
         factors: their integer scales.
-        exponent: e such that the larger scale times 2**e is at least 2**14 and below 2**15 (int16), or at least 2**19
-            and below 2**20 (int8).
+        exponent: e, so that the larger scale times 2**e is in [2**14, 2**15) for int16 operands, or in [2**19, 2**20)
+            for int8 operands.
     """
 
     addition: Op
@@ -143,14 +143,14 @@ def _enlarge_scales(op: Op, match: _ScaledSum, rewriter: Rewriter) -> Value:
 def _find_integer_scales(addition: Op, rewriter: Rewriter, *, use_merged: bool) -> tuple[list[Op], list[int]] | None:
     """The RESCALEs of the operands of an ADD or SUB and their integer scales, if U55 and U65 can fuse them.
 
-    Vela 5.1 fuses a RESCALE with its only reader. Vela 5.2 also duplicates a RESCALE for each of its readers, and
-    merges two consecutive RESCALEs.
+    Vela 5.1 fuses a RESCALE into its reader if there is only one. Vela 5.2 also duplicates a RESCALE for each of its
+    readers, and merges two consecutive RESCALEs.
 
     Args:
         use_merged: if True, return the first of the consecutive RESCALEs that Vela merges; if False, the last.
 
     Returns:
-        (RESCALEs, integer scales), or None.
+        ([RESCALE of the first operand, of the second], [their integer scales]), or None if they cannot be fused.
     """
     rescales, factors, only_single_use = [], [], rewriter.builder.target.vela_release == (5, 1)
     for value in addition.inputs:
@@ -186,18 +186,22 @@ def _rescale_operand(rescale: Op, factor: int, b: Builder) -> Value:
 def _loses_scale_in_reader(op: Op, rewriter: Rewriter, *, kinds: tuple[str, ...]) -> bool:
     """Match a RESCALE of int8 or int16 with a scale other than 1 that Vela fuses into a reader that cannot scale.
 
-    The scale is lost. Bug ``lost_scale``: the reader is ABS, CLZ, another unary operator, or BITWISE_AND, OR or XOR.
-    Bug ``lost_scale_in_select``: the reader is SELECT, which Vela lowers to bitwise operators.
+    The scale is lost.
+
+    - Bug ``lost_operand_scale``: the reader is one of ``_UNSCALED_KINDS``.
+    - Bug ``lost_select_scale``: the reader is SELECT, which Vela lowers to bitwise operators.
 
     Args:
-        kinds: the operator kinds of the readers.
+        op: the RESCALE.
+        rewriter: the rewriter of the graph.
+        kinds: the operator kinds that cannot scale.
     """
     dtypes = {op.inputs[0].dtype, skip_through(op.inputs[0], "RESCALE", "RESHAPE").dtype}
     return log2_scale(op) != 0 and not dtypes.isdisjoint(NARROW_TYPES) and _is_read_by(kinds, op, rewriter)
 
 
 def _is_read_by(kinds: tuple[str, ...], op: Op, rewriter: Rewriter) -> bool:
-    """Whether an operator of these kinds reads the RESCALE ``op``, or a RESCALE by 1 that merges with ``op``."""
+    """Whether an operator of these kinds reads the RESCALE ``op``, directly or through RESCALEs by 1."""
     readers = [reader for reader, _ in readers_past_views(op.output, rewriter, frozenset())]
     merged = [reader for reader in readers if is_rescale_by_one(reader)]
     return any(reader.kind in kinds for reader in readers) or any(
@@ -206,16 +210,18 @@ def _is_read_by(kinds: tuple[str, ...], op: Op, rewriter: Rewriter) -> bool:
 
 
 def readers_past_views(value: Value, rewriter: Rewriter, passed: frozenset[str]) -> Iterator[tuple[Op, frozenset[str]]]:
-    """Yield the operators that read ``value`` directly or through views: RESHAPEs and SLICEs.
+    """The operators other than RESHAPE and SLICE that read ``value``, directly or through RESHAPEs and SLICEs.
 
     A TRANSPOSE that moves only dimensions of size 1 is treated as a RESHAPE.
 
     Args:
-        passed: kinds of the views that the caller has already passed; they are added to the yielded kinds.
+        value: the tensor to search from.
+        rewriter: the rewriter of the graph.
+        passed: the operator kinds that the search has already passed. An empty set starts a search.
 
     Yields:
-        (reader, kinds of the views before it: "RESHAPE", "SLICE"). On U85, the kinds do not include a RESHAPE that only
-        adds or removes dimensions of size 1.
+        (reader, passed kinds). Example: (ADD, {"RESHAPE", "SLICE"}) if the ADD reads a SLICE of a RESHAPE. For U85, the
+        passed kinds do not include a RESHAPE that adds or removes only dimensions of size 1.
     """
     for reader in rewriter.users(value) or ():
         if is_pure_reshape(reader):
@@ -239,7 +245,7 @@ def is_pure_reshape(op: Op) -> bool:
 def rescale_copy(op: Op, match: bool, rewriter: Rewriter) -> Value:
     """Emit the RESCALE of a copy x * 1 of its operand.
 
-    The product of int8 or int16 has the type int32, so that it also replaces a RESCALE by 1 to int32.
+    The product of int8 or int16 values is int32. If the RESCALE is by 1 to int32, the product therefore replaces it.
     """
     b, x, attrs = rewriter.builder, op.inputs[0], op.attrs
     if x.dtype not in NARROW_TYPES or attrs["input_zp"] != 0:
@@ -251,10 +257,10 @@ def rescale_copy(op: Op, match: bool, rewriter: Rewriter) -> Value:
 
 
 def _is_clipped_by_producer(op: Op, rewriter: Rewriter) -> bool:
-    """Match a RESCALE to more bits with a scale above 1 that Vela fuses into a producer that cannot scale.
+    """Match a RESCALE to more bits by a scale above 1, after an operator that clips to its own result type.
 
-    Bug ``clipped_rescale``: the fused operation clips the result to the narrower type of the producer. Data movement
-    and RESCALEs by 1 to more bits may be between the two.
+    Bug ``clipped_rescale``: Vela fuses the RESCALE into this operator, which then clips the scaled result to its
+    narrower type. Data movement and RESCALEs by 1 to more bits may be between the two.
     """
     if op.attrs["input_zp"] or rescale_factors(op).max() <= 1:
         return False
@@ -262,7 +268,7 @@ def _is_clipped_by_producer(op: Op, rewriter: Rewriter) -> bool:
     if x.producer is None or not rewriter.has_one_use(x) or op.output.dtype.bytes <= x.dtype.bytes:
         return False
     sources = x.producer.inputs if x.producer.kind == "CONCAT" else [x]
-    clipping_producers = [source.producer for source in sources if _ignores_fused_scale(source.producer)]
+    clipping_producers = [source.producer for source in sources if _clips_to_own_type(source.producer)]
     scales_max_pools = rewriter.builder.target.hardware.scales_max_pools
     return any(x is not None and (x.kind != "MAX_POOL2D" or scales_max_pools) for x in clipping_producers)
 
@@ -275,9 +281,9 @@ def _is_skippable(op: Op) -> bool:
 
 
 def _loses_clipping_in_reader(op: Op, rewriter: Rewriter) -> bool:
-    """Match a RESCALE from int16 to int8, followed by a RESCALE by 1 to more bits and by arithmetic.
+    """Match a RESCALE from int16 to int8, then a RESCALE by 1 to more bits, then an elementwise operator or CAST.
 
-    Bug ``unclipped_term``: Vela fuses both RESCALEs into the arithmetic, which does not clip to int8.
+    Bug ``unclipped_operand``: Vela fuses both RESCALEs into the last operator, which does not clip its operand to int8.
     """
     if (op.inputs[0].dtype, op.output.dtype) != (DType.INT16, DType.INT8):
         return False
@@ -292,27 +298,27 @@ def _loses_clipping_in_reader(op: Op, rewriter: Rewriter) -> bool:
     )
 
 
-def _ignores_fused_scale(op: Op | None) -> bool:
-    """Whether ``op`` ignores a scale that Vela fuses into it. A RESCALE by 1 ignores it, too."""
+def _clips_to_own_type(op: Op | None) -> bool:
+    """Whether ``op``, for example a RESCALE by 1, clips to its own result type after Vela fuses a RESCALE into it."""
     return op is not None and (op.kind in _OWN_TYPE_CLIPPING_KINDS or is_rescale_by_one(op))
 
 
-SCALED_MAXIMUM_WORKAROUND = Workaround(
-    "scaled_maximum", ("RESCALE",), _is_scaled_maximum, _rescale_product, releases=((5, 1),)
+LOST_MAXIMUM_SCALE_WORKAROUND = Workaround(
+    "lost_maximum_scale", ("RESCALE",), _is_scaled_maximum, _rescale_product, releases=((5, 1),)
 )
 #: In order of priority: if two workarounds match one operator, the first one is applied.
 WORKAROUNDS: tuple[AnyWorkaround, ...] = (
-    SCALED_MAXIMUM_WORKAROUND,
-    Workaround("channel_scales", ("RESCALE",), _has_channel_scales, _rescale_product),
+    LOST_MAXIMUM_SCALE_WORKAROUND,
+    Workaround("lost_channel_scales", ("RESCALE",), _has_channel_scales, _rescale_product),
     Workaround("unequal_scales", ("RESCALE",), _match_unequal_scales, _enlarge_scales),
-    Workaround("lost_scale", ("RESCALE",), partial(_loses_scale_in_reader, kinds=_UNSCALED_KINDS), copy_result),
+    Workaround("lost_operand_scale", ("RESCALE",), partial(_loses_scale_in_reader, kinds=_UNSCALED_KINDS), copy_result),
     Workaround(
-        "lost_scale_in_select",
+        "lost_select_scale",
         ("RESCALE",),
         partial(_loses_scale_in_reader, kinds=("SELECT",)),
         copy_result,
         releases=((5, 2),),
     ),
-    Workaround("unclipped_term", ("RESCALE",), _loses_clipping_in_reader, copy_result, releases=((5, 2),)),
+    Workaround("unclipped_operand", ("RESCALE",), _loses_clipping_in_reader, copy_result, releases=((5, 2),)),
     Workaround("clipped_rescale", ("RESCALE",), _is_clipped_by_producer, rescale_copy, releases=((5, 2),)),
 )

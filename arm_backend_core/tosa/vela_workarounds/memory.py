@@ -29,11 +29,11 @@ _SPLITTABLE = (
 
 
 def _loses_slice_offset(op: Op, value: Value, rewriter: Rewriter) -> bool:
-    """Whether an operator that Vela splits reads a SLICE.
+    """Whether ``value``, an operand of an operator that Vela splits, is a SLICE along an axis of the split.
 
-    Bug ``sliced``: the operator reads a part of the SLICE's input at an offset. When Vela splits the operator, it
-    overwrites this offset. ``docs/contributors/vela.md`` lists the operators and axes. A copy of the SLICE needs no
-    offset.
+    Bug ``lost_slice_offset``: the operator reads a part of the SLICE's input at an offset. When Vela splits the
+    operator, it overwrites this offset. ``docs/contributors/vela.md`` lists the operators and axes. A copy of the SLICE
+    needs no offset.
     """
     axes: Sequence[int] = rewriter.builder.target.hardware.axes_lost_on_split(op)
     if axes and op.kind == "MATMUL" and _is_slice_behind_cancelling_transposes(value):
@@ -45,7 +45,7 @@ def _loses_slice_offset(op: Op, value: Value, rewriter: Rewriter) -> bool:
 
     value, views = trace_back(value, can_skip)
     if any(view.kind == "RESHAPE" for view in views) and (axes or "axis" in op.attrs):
-        axes = range(-6, 0)  # Vela applies the axis to the shape of the SLICE
+        axes = range(-6, 0)  # Vela applies the axis of the reshaped operand to the shape of the SLICE
     slice_op = producer(value, "SLICE")
     if slice_op is None:
         return False
@@ -62,10 +62,11 @@ def _is_slice_behind_cancelling_transposes(value: Value) -> bool:
 
 
 def _reduces_column(op: Op, value: Value, rewriter: Rewriter) -> bool:
-    """Whether a reduction along the last axis reads a RESHAPE of x, and x or another RESHAPE of x has shape [.., n, 1].
+    """Match a reduction along the last axis, of size n, of a RESHAPE of x, if x or another RESHAPE of x is [.., n, 1].
 
-    Bug ``reduced_column``: Vela stores [.., n, 1] in NHCWB16 bricks of 16 channels, but allocates memory for [.., n].
-    The n elements are written over 16 * n bytes, beyond the allocated memory. A copy separates the two tensors.
+    Bug ``column_reduction_overflow``: Vela reduces [.., n, 1] in NHCWB16 bricks of 16 channels, but allocates memory
+    for [.., n]. The n elements are written over 16 * n bytes, beyond the allocated memory. A copy separates the two
+    tensors.
     """
     reshape = producer(value, "RESHAPE")
     if reshape is None or op.attrs["axis"] != value.rank - 1 or value.shape[-1] == 1:
@@ -78,9 +79,9 @@ def _reduces_column(op: Op, value: Value, rewriter: Rewriter) -> bool:
 def _loses_concat_offset(reader: Op, value: Value, rewriter: Rewriter) -> bool:
     """Whether an operator that Vela splits writes directly into the result of a CONCAT or PAD.
 
-    Bug ``joined``: if the CONCAT or PAD is the only reader of an operand, the operand's producer writes into the larger
-    tensor at an offset. When Vela splits the producer, it loses this offset. A copy of the operand avoids the bug.
-    On U85, Vela also splits a padded AVG_POOL2D with a stride over 3 or a kernel over 8.
+    Bug ``lost_concat_offset``: if the CONCAT or PAD is the only reader of an operand, the operand's producer writes
+    into the larger tensor at an offset. When Vela splits the producer, it loses this offset. A CONCAT or PAD of a copy
+    avoids the bug. On U85, Vela also splits a padded AVG_POOL2D with a stride over 3 or a kernel over 8.
     """
     op = skip_through(value, "RESCALE", "RESHAPE").producer
     has_reshape = producer(skip_through(value, "RESCALE"), "RESHAPE") is not None
@@ -91,15 +92,15 @@ def _loses_concat_offset(reader: Op, value: Value, rewriter: Rewriter) -> bool:
     loses_offset = bool(rewriter.builder.target.hardware.axes_lost_on_split(op))
     if op.kind == "AVG_POOL2D":
         return loses_offset and (max(op.attrs["stride"]) > 3 or max(op.attrs["kernel"]) > 8)
-    # Vela gives the result of a MATMUL four dimensions, the first of size 1. It loses the offset only before a RESHAPE.
+    # In Vela, the result of a MATMUL has rank 4, with a leading 1. The offset is lost only if a RESHAPE follows.
     return loses_offset and (has_reshape if op.kind == "MATMUL" else op.kind in _REDUCTIONS and not has_reshape)
 
 
 def _loses_upsampling_offset(reader: Op, value: Value, rewriter: Rewriter) -> bool:
     """Whether a TRANSPOSE_CONV2D writes into the result of a CONCAT or PAD, directly or through RESCALE and RESHAPE.
 
-    Bug ``joined_upsampling``: Vela splits a TRANSPOSE_CONV2D into one convolution for each phase of its stride, and
-    loses the offset as in ``joined``.
+    Bug ``lost_upsampling_offset``: Vela splits a TRANSPOSE_CONV2D into one convolution for each phase of its stride,
+    and loses the offset as in ``lost_concat_offset``.
     """
     op = producer(skip_through(value, "RESCALE", "RESHAPE"), "TRANSPOSE_CONV2D")
     return op is not None and rewriter.has_one_use(value)
@@ -108,7 +109,7 @@ def _loses_upsampling_offset(reader: Op, value: Value, rewriter: Rewriter) -> bo
 def _indices_may_be_overwritten(op: Op, rewriter: Rewriter) -> bool:
     """Whether other operations run between a GATHER or SCATTER and the reader of its result.
 
-    Bug ``gathered``: Vela records a size of one byte for each index instead of four. Other operations may therefore
+    Bug ``overwritten_indices``: Vela records one byte for each index instead of four. Other operations may therefore
     overwrite the indices while the DMA still reads them. Constant indices are not affected.
     """
     return op.inputs[1].data is None and not _is_read_by_next_operation(op.output, rewriter)
@@ -121,9 +122,9 @@ def _copy_after_gather(op: Op, match: bool, rewriter: Rewriter) -> Value:
 
 
 def _is_read_by_next_operation(value: Value, rewriter: Rewriter) -> bool:
-    """Whether the only reader of ``value`` runs next.
+    """Whether ``value`` has one reader, which runs next. RESHAPEs and RESCALEs may be between the two.
 
-    Vela schedules the producers of the reader's last operand first. A producer of an earlier operand runs in between.
+    Vela schedules the producers of the last operand first. Therefore, no operator may compute an earlier operand.
     """
     readers = rewriter.users(value) or []
     if len(readers) != 1 or readers[0].kind in ("RESHAPE", "RESCALE"):
@@ -131,10 +132,12 @@ def _is_read_by_next_operation(value: Value, rewriter: Rewriter) -> bool:
     return all(x.producer is None for x in readers[0].inputs[: readers[0].inputs.index(value)])
 
 
-SLICED_WORKAROUND = copy_operands_where("sliced", (*_SPLITTABLE, *(ELEMENTWISE - UNARY)), _loses_slice_offset)
+LOST_SLICE_OFFSET_WORKAROUND = copy_operands_where(
+    "lost_slice_offset", (*_SPLITTABLE, *(ELEMENTWISE - UNARY)), _loses_slice_offset
+)
 WORKAROUNDS: tuple[AnyWorkaround, ...] = (
-    copy_operands_where("reduced_column", (*_REDUCTIONS, "ARGMAX"), _reduces_column),
-    copy_operands_where("joined", ("CONCAT", "PAD"), _loses_concat_offset),
-    copy_operands_where("joined_upsampling", ("CONCAT", "PAD"), _loses_upsampling_offset, releases=((5, 2),)),
-    Workaround("gathered", ("GATHER", "SCATTER"), _indices_may_be_overwritten, _copy_after_gather),
+    copy_operands_where("column_reduction_overflow", (*_REDUCTIONS, "ARGMAX"), _reduces_column),
+    copy_operands_where("lost_concat_offset", ("CONCAT", "PAD"), _loses_concat_offset),
+    copy_operands_where("lost_upsampling_offset", ("CONCAT", "PAD"), _loses_upsampling_offset, releases=((5, 2),)),
+    Workaround("overwritten_indices", ("GATHER", "SCATTER"), _indices_may_be_overwritten, _copy_after_gather),
 )

@@ -15,18 +15,20 @@ from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, skip_throug
 from arm_backend_core.tosa.vela_workarounds.copies import broadcast_constant, copy_operands_where, copy_result
 from arm_backend_core.tosa.vela_workarounds.workaround import AnyWorkaround, Workaround
 
-#: Data movement that Vela may fuse with its producer or consumer. This is behavior of Vela. TOSA's definition,
-#: ``Operator.is_data_movement``, also includes REVERSE, GATHER and SELECT.
+#: Data movement that Vela may fuse with its producer or consumer. ``Operator.is_data_movement`` is a larger set: it
+#: also includes REVERSE, GATHER and SELECT.
 DATA_MOVEMENT = ("CONCAT", "IDENTITY", "PAD", "RESHAPE", "SLICE", "TILE", "TRANSPOSE")
 
 
 def _loses_clipping(op: Op, rewriter: Rewriter, *, scaled: bool = False) -> bool:
-    """Match a RESCALE by 1 to fewer bits that clips, followed by a RESCALE by 1 that does not narrow.
+    """Match a RESCALE by 1 to fewer bits that may clip, followed by a RESCALE by 1 to at least as many bits.
 
     Bug ``unclipped``: Vela removes both RESCALEs, and with them the clipping of the first. Data movement may be between
     the two.
 
     Args:
+        op: the first RESCALE.
+        rewriter: the rewriter of the graph.
         scaled: if True, the second RESCALE may have any scale (bug ``unclipped_scaled``).
     """
     source, dtype = op.inputs[0], op.output.dtype
@@ -50,10 +52,15 @@ def _preserve_clipping(op: Op, match: bool, rewriter: Rewriter) -> Value:
 
 
 def _is_widened_again(value: Value, rewriter: Rewriter, *, scaled: bool) -> bool:
-    """Whether a RESCALE that does not narrow reads ``value``, and Vela may merge it with the producer of ``value``.
+    """Whether a RESCALE to at least as many bits reads ``value``, and Vela may merge it with the producer of ``value``.
 
-    Data movement may be between the two. Vela always merges a RESCALE by 1. If ``scaled`` is True, RESCALEs by other
-    scales are included: on U85, Vela merges all of them; on U55 and U65, only one that is the only reader.
+    Data movement may be between the two. Vela always merges a RESCALE by 1. It also merges a RESCALE by another scale
+    on U85, and on U55 and U65 if this is the only reader.
+
+    Args:
+        value: the result of a RESCALE.
+        rewriter: the rewriter of the graph.
+        scaled: also search for RESCALEs by other scales than 1.
     """
     may_merge = scaled and (rewriter.has_one_use(value) or rewriter.builder.target.hardware.fuses_shared_rescale)
     for op in rewriter.users(value) or ():
@@ -67,8 +74,8 @@ def _is_widened_again(value: Value, rewriter: Rewriter, *, scaled: bool) -> bool
 def _loses_multiplier_bits(op: Op, rewriter: Rewriter) -> bool:
     """Match a RESCALE of int48 by 1, followed by a RESCALE whose multiplier has more than 15 significant bits.
 
-    Bug ``long_scale``: Vela merges both into one RESCALE of int48, whose multiplier has 15 bits, so that the low bits
-    are lost. A copy of the first result prevents this.
+    Bug ``truncated_multiplier``: Vela merges both into one RESCALE of int48, whose multiplier has 15 bits. The low bits
+    of the second multiplier are lost. A copy of the first result prevents this.
     """
     if op.inputs[0].dtype is not DType.INT48 or log2_scale(op) != 0:
         return False
@@ -83,10 +90,10 @@ def _loses_multiplier_bits(op: Op, rewriter: Rewriter) -> bool:
 
 
 def _loses_clipping_at_zero_point(op: Op, rewriter: Rewriter) -> bool:
-    """Match a RESCALE by 1 that changes the zero point, after a RESCALE to the same type that may clip.
+    """Match a RESCALE by 1 with an output zero point, after a RESCALE to as many bits that may clip.
 
-    Bug ``unclipped_move``: Vela merges both into one RESCALE that clips only at the end. A RESCALE by 1 to int32 may be
-    between the two. The first RESCALE does not widen.
+    Bug ``unclipped_zero_point``: Vela merges both into one RESCALE, which clips only at the end. RESHAPEs and a RESCALE
+    by 1 to int32 may be between the two. The operand of the first RESCALE has at least as many bits as its result.
     """
     x, _ = trace_back(
         op.inputs[0],
@@ -99,10 +106,9 @@ def _loses_clipping_at_zero_point(op: Op, rewriter: Rewriter) -> bool:
 
 
 def _may_clip(op: Op) -> bool:
-    """Whether a RESCALE that does not widen may clip.
+    """Whether a RESCALE to as many bits as its operand has, or to fewer, may clip.
 
-    For a RESCALE to fewer bits, the result is False only if the scale is 1 and the operand fits: the function does not
-    analyse other scales.
+    A RESCALE to fewer bits is assumed to clip, unless its scale is 1 and the values of the operand fit the result type.
     """
     source, (low, high) = op.inputs[0], op.output.dtype.range
     if source.dtype.bytes > op.output.dtype.bytes:
@@ -120,7 +126,7 @@ def _match_narrowing_cast(op: Op, rewriter: Rewriter) -> int | None:
     keeps the low bits.
 
     Returns:
-        32 minus the number of bits of the output type.
+        the shift for ``_wrap_cast``: 24 for int8, 16 for int16.
     """
     x, bits = op.inputs[0], {DType.INT8: 24, DType.INT16: 16}.get(op.output.dtype)
     is_wider = x.dtype in (DType.INT16, DType.INT32)
@@ -128,7 +134,7 @@ def _match_narrowing_cast(op: Op, rewriter: Rewriter) -> int | None:
 
 
 def _match_chained_cast(op: Op, rewriter: Rewriter) -> int | None:
-    """Match a CAST that ``_match_narrowing_cast`` matches, if all its readers are of the same elementwise kind.
+    """Match a CAST that ``_match_narrowing_cast`` matches, if all its readers are of one kind: elementwise or CAST.
 
     Bug ``chained_cast``: U85 executes a chain of elementwise operations without storing the results between them. If
     Vela puts the CAST and its reader into one chain, the CAST saturates as on U55. RESHAPEs may be between the two.
@@ -164,7 +170,9 @@ def _value_bounds(value: Value, depth: int = 8) -> tuple[float, float]:
     """(minimum, maximum) of a value by interval arithmetic on the operators that typically precede a CAST.
 
     Args:
-        depth: maximum number of preceding operators to analyse. Values before them get the bounds of their type.
+        value: the tensor to analyse.
+        depth: maximum number of consecutive operators to analyse. The operands of the earliest one are assumed to have
+            the whole range of their type.
     """
     op = value.producer
     if value.data is not None:
@@ -183,7 +191,7 @@ def _value_bounds(value: Value, depth: int = 8) -> tuple[float, float]:
 
 
 def _bounds_of_mul_or_shift(op: Op, operand: tuple[float, float]) -> tuple[float, float]:
-    """Bounds of x * 1 and x << n >> n, which the workarounds emit. For any other MUL or shift, the type's bounds."""
+    """Bounds of x * 1 and x << n >> n, which the workarounds emit; the range of the type for any other operator."""
     type_min, type_max = op.output.dtype.range
     if op.kind == "MUL":
         is_identity = op.inputs[1].data is not None and op.inputs[1].data.flat[0] == 1 and not op.attrs["shift"]
@@ -234,8 +242,10 @@ WORKAROUNDS: tuple[AnyWorkaround, ...] = (
     # ``catalog`` tries these before the workarounds for other RESCALEs and for TABLEs.
     Workaround("unclipped", ("RESCALE",), _loses_clipping, _preserve_clipping),
     Workaround("unclipped_scaled", ("RESCALE",), partial(_loses_clipping, scaled=True), _preserve_clipping),
-    Workaround("unclipped_move", ("RESCALE",), _loses_clipping_at_zero_point, _preserve_clipping, releases=((5, 2),)),
-    Workaround("long_scale", ("RESCALE",), _loses_multiplier_bits, copy_result),
+    Workaround(
+        "unclipped_zero_point", ("RESCALE",), _loses_clipping_at_zero_point, _preserve_clipping, releases=((5, 2),)
+    ),
+    Workaround("truncated_multiplier", ("RESCALE",), _loses_multiplier_bits, copy_result),
     Workaround("narrowing_cast", ("CAST",), _match_narrowing_cast, _wrap_cast),
     Workaround("chained_cast", ("CAST",), _match_chained_cast, _wrap_cast),
     copy_operands_where("clamped_cast", ("CLAMP",), _is_clamped_cast),

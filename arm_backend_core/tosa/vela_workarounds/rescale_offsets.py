@@ -1,10 +1,13 @@
 """Vela workarounds for RESCALEs that lose the offset of a partial tensor when Vela fuses or merges them.
 
 A partial tensor is a part of a larger tensor: the result of a SLICE, or an operand of a CONCAT, PAD or TILE. All bugs
-here are in Vela 5.2 only. On U55 and U65, Vela executes a RESCALE to or from int32 by a MUL if no operator fuses it. If
-the RESCALE reads int8 or int16, a widening ADD precedes the MUL. Vela fuses SLICE, CONCAT, PAD and TILE into the
-RESCALE before it emits ADD and MUL, and does not pass the offset of the part to them. On all NPUs, Vela merges three
-operators into one and writes only one part: a CONCAT, PAD or TILE; a RESCALE; and a following CONCAT or PAD.
+here are in Vela 5.2 only:
+
+- U55 and U65 execute a RESCALE to or from int32 as a MUL, unless an operator fuses the RESCALE. If the RESCALE reads
+  int8 or int16, a widening ADD precedes the MUL. Vela fuses SLICE, CONCAT, PAD and TILE into the RESCALE, but then
+  emits the ADD and the MUL without the offset of the part.
+- On all NPUs, Vela merges a CONCAT, PAD or TILE, a RESCALE and a following CONCAT or PAD, and writes only one part.
+- Vela duplicates a RESCALE for its readers. A duplicate may get the shape of another tensor.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from arm_backend_core.tosa.vela_workarounds.fused_rescales import (
 )
 from arm_backend_core.tosa.vela_workarounds.workaround import AnyWorkaround, Workaround
 
-#: Operators into which Vela fuses the RESCALE of their result, for all scales.
+#: Operators into which Vela fuses the RESCALE of their result, whatever its scale is.
 _RESULT_SCALING_KINDS = (
     *("AVG_POOL2D", "CONV2D", "CONV3D", "DEPTHWISE_CONV2D", "MATMUL", "REDUCE_SUM", "TRANSPOSE_CONV2D"),
 )
@@ -43,11 +46,11 @@ def _has_int32(op: Op) -> bool:
 
 
 def _loses_operand_offset(op: Op, rewriter: Rewriter) -> bool:
-    """Match a RESCALE to or from int32 of a partial tensor, unless all its readers fuse it.
+    """Match a RESCALE to or from int32 whose operand is a SLICE or is written in parts, unless all its readers fuse it.
 
-    Bug ``rescaled_part``: Vela emits a MUL that reads from the start of the larger tensor, or writes only one part. The
-    operand comes from a SLICE, perhaps through RESHAPEs that add or remove dimensions of size 1, or from a producer
-    that ``_find_partitioned_producer`` finds.
+    Bug ``lost_rescale_operand_offset``: Vela emits a MUL that reads from the start of the larger tensor, or writes only
+    one part. RESHAPEs that only add or remove dimensions of size 1 may follow the SLICE.
+    ``_find_partitioned_producer`` finds operands that are written in parts.
     """
     if not _has_int32(op):
         return False
@@ -64,14 +67,15 @@ def _is_size_one_reshape(op: Op) -> bool:
 
 
 def _merges_with(before: Op, op: Op, rewriter: Rewriter) -> bool:
-    """Whether Vela merges the RESCALE ``before`` with its only reader ``op``, because one of them is by 1."""
+    """Whether Vela merges the RESCALE ``before`` into its only reader, the RESCALE ``op``. One of them must be by 1."""
     return before.kind == "RESCALE" and rewriter.has_one_use(before.output) and 0 in map(log2_scale, (before, op))
 
 
 def _find_partitioned_producer(op: Op, rewriter: Rewriter) -> Op | None:
-    """The CONCAT, PAD, TILE or split pooling (stride above 3) whose only reader is the RESCALE ``op``; else None.
+    """The operator that writes the operand of the RESCALE ``op`` in parts, if ``op`` is the only reader; else None.
 
-    RESHAPEs and RESCALEs that merge with ``op`` may be between the two.
+    The operator is a CONCAT, PAD or TILE, or a pooling that Vela splits, because its stride exceeds 3. RESHAPEs and
+    RESCALEs that merge with ``op`` may be between the two.
     """
 
     def can_skip(view: Op) -> bool:
@@ -86,13 +90,15 @@ def _find_partitioned_producer(op: Op, rewriter: Rewriter) -> Op | None:
 
 
 def _is_between_concatenations(op: Op, rewriter: Rewriter) -> bool:
-    """Match a RESCALE between a CONCAT, PAD or TILE and another CONCAT or PAD.
+    """Match a RESCALE between two concatenations, or a per-channel RESCALE of a tensor that is written in parts.
 
-    Bug ``joined_again``: if each of the three operators is the only reader of the one before it, Vela merges them and
-    writes only one part. The first operand of the second CONCAT is not affected.
+    Bug ``merged_concats`` has two forms:
 
-    Also match a per-channel RESCALE after any producer that ``_find_partitioned_producer`` finds: Vela rescales each
-    part by the scales of the first channels, and not by the scales of the part's channels.
+    - A CONCAT, PAD or TILE precedes the RESCALE, and a CONCAT or PAD follows it. Each operator is the only reader of
+      the preceding one. Vela merges the three, and writes only one part. The first operand of the second CONCAT is not
+      affected.
+    - The operand of a per-channel RESCALE is written in parts (``_find_partitioned_producer``). Vela rescales each part
+      by the scales of the first channels, and not by the scales of the part's channels.
     """
     source, readers = _find_partitioned_producer(op, rewriter), rewriter.users(op.output)
     if source is not None and op.attrs["per_channel"]:
@@ -104,7 +110,11 @@ def _is_between_concatenations(op: Op, rewriter: Rewriter) -> bool:
 
 
 def absorbs_widening(op: Op) -> bool:
-    """Whether Vela lets ``op`` read the int8 or int16 operands of its widening RESCALEs by 1 directly."""
+    """Whether Vela can fuse the RESCALEs by 1 from int8 or int16 into ``op``, their reader.
+
+    ``op`` must be a REDUCE_SUM or have two operands and be elementwise. All operands must be such RESCALEs, from the
+    same type.
+    """
     terms = [producer(value, "RESCALE") for value in op.inputs]
     dtypes = {term.inputs[0].dtype for term in terms if term is not None and log2_scale(term) == 0}
     is_binary = op.kind in NONUNARY and len(terms) == 2
@@ -115,8 +125,8 @@ def absorbs_widening(op: Op) -> bool:
 def _is_duplicated_for_slice(op: Op, rewriter: Rewriter) -> bool:
     """Match a RESCALE to or from int32 that Vela duplicates for several readers, one of which reads a SLICE of it.
 
-    Bug ``duplicated_for_slice``: unless all readers fuse their duplicates, the duplicate before the SLICE has the bug
-    ``rescaled_part``.
+    Bug ``duplicated_rescale_slice``: unless all readers fuse their duplicates, the duplicate before the SLICE has the
+    bug ``lost_rescale_operand_offset``.
     """
     readers = _duplicating_readers(op, rewriter)
     return (
@@ -127,9 +137,9 @@ def _is_duplicated_for_slice(op: Op, rewriter: Rewriter) -> bool:
 def _is_duplicated_for_reshape(op: Op, rewriter: Rewriter) -> bool:
     """Match a RESCALE that Vela duplicates for several readers, one of which reads a RESHAPE of it.
 
-    Bug ``duplicated_for_reshape``: each duplicate writes the shape of its reader, but reads the shape before the
-    RESHAPE. If the reader fuses its duplicate, both shapes are correct. But the offset of a SLICE is wrong even then,
-    because Vela computes it in the shape before the RESHAPE.
+    Bug ``duplicated_rescale_reshape``: each duplicate writes the shape of its reader, but reads the shape before the
+    RESHAPE. If the reader fuses its duplicate, both shapes are correct. But if the reader also reads through a SLICE,
+    its offset is wrong in both cases: Vela computes it in the shape before the RESHAPE.
     """
     readers = _duplicating_readers(op, rewriter)
     if any({"SLICE", "RESHAPE"} <= between for _, between in readers):
@@ -138,9 +148,13 @@ def _is_duplicated_for_reshape(op: Op, rewriter: Rewriter) -> bool:
 
 
 def _duplicating_readers(op: Op, rewriter: Rewriter) -> list[tuple[Op, frozenset[str]]]:
-    """The readers for which Vela duplicates the RESCALE ``op``: (reader, kinds of the operators between the two).
+    """The readers for which Vela duplicates the RESCALE ``op``. Empty if Vela does not duplicate it.
 
-    The list is empty if Vela does not duplicate the RESCALE, or if the producer of its operand fuses it.
+    Vela does not duplicate a RESCALE that the producer of its operand fuses.
+
+    Returns:
+        (reader, "RESHAPE" and "SLICE" if such operators are between ``op`` and the reader). Example:
+        [(ADD, {"SLICE"}), (MUL, set())].
     """
     if op.output.dtype in NARROW_TYPES and _fuses_into_producer(op, rewriter):
         return []
@@ -152,15 +166,15 @@ def _duplicating_readers(op: Op, rewriter: Rewriter) -> list[tuple[Op, frozenset
 
 
 def _final_readers(value: Value, rewriter: Rewriter, passed: frozenset[str]) -> Iterator[tuple[Op, frozenset[str]]]:
-    """Yield the operators that read ``value`` directly, through views, or through a RESCALE that Vela fuses into them.
-
-    A RESCALE with at most one reader is yielded itself.
+    """``readers_past_views``, but the search passes a RESCALE that Vela may fuse into several readers.
 
     Args:
-        passed: kinds of the views that the caller has already passed; they are added to the yielded kinds.
+        value: the tensor to search from.
+        rewriter: the rewriter of the graph.
+        passed: "RESHAPE" and "SLICE" if the search has already passed such operators.
 
     Yields:
-        (reader, kinds of the views before it), as ``readers_past_views``.
+        (reader, passed kinds).
     """
     for reader, between in readers_past_views(value, rewriter, passed):
         duplicating = (
@@ -185,7 +199,7 @@ def _may_fuse_into_readers(op: Op, rewriter: Rewriter) -> bool:
 
 
 def _fuses_all_operand_rescales(op: Op, rewriter: Rewriter) -> bool:
-    """Whether Vela fuses the RESCALEs of all operands into ``op``, so that none of them is executed.
+    """Whether Vela fuses the RESCALEs of all operands into ``op``, so that Vela emits no operation for them.
 
     If all readers of a RESCALE are arithmetic, Vela duplicates the RESCALE and fuses the duplicates. Exception: Vela
     first fuses RESCALEs into their producers where possible, and does not duplicate these.
@@ -241,8 +255,10 @@ def _is_sole_reader(op: Op, rewriter: Rewriter) -> bool:
 def _has_fusible_scales(terms: list[Op | None]) -> bool:
     """Whether an ADD or SUB can apply the scales of the RESCALEs of its operands.
 
-    It can if both scales are integers below 2**15. It also can if the scales differ and the larger one is 2**14 (int16)
-    or 2**19 (int8).
+    It can in two cases:
+
+    - Both scales are integers below 2**15.
+    - The scales differ, and the larger one is 2**14 (int16 operands) or 2**19 (int8 operands).
     """
     rescales = [term for term in terms if term is not None and term.kind == "RESCALE" and not term.attrs["per_channel"]]
     dtypes = {rescale.inputs[0].dtype for rescale in rescales}
@@ -255,9 +271,9 @@ def _has_fusible_scales(terms: list[Op | None]) -> bool:
 
 
 def _may_fuse_into_producer(value: Value, rewriter: Rewriter) -> bool:
-    """Whether Vela may fuse the RESCALE that computes ``value`` into the producer of the RESCALE's operand.
+    """Whether Vela may fuse the RESCALE that computes ``value`` into the operator before it.
 
-    The RESCALE must be the only reader of its operand.
+    The RESCALE must be the only reader of the result of this operator. RESHAPEs may be between the two.
     """
     x = value.producer.inputs[0] if value.producer is not None else value
     x, _ = trace_back(x, lambda view: view.kind == "RESHAPE" and rewriter.has_one_use(view.output))
@@ -265,7 +281,7 @@ def _may_fuse_into_producer(value: Value, rewriter: Rewriter) -> bool:
 
 
 def _gets_own_rescale_per_reader(value: Value, rewriter: Rewriter) -> bool:
-    """Whether each reader of ``value`` has a RESCALE of its own in Vela.
+    """Whether each reader of the RESCALE result ``value`` has a RESCALE of its own in Vela.
 
     This is true if ``value`` has one reader, or if all readers are of the kinds ``NONUNARY``.
     """
@@ -276,8 +292,8 @@ def _gets_own_rescale_per_reader(value: Value, rewriter: Rewriter) -> bool:
 def _loses_result_offset(reader: Op, value: Value, rewriter: Rewriter) -> bool:
     """Whether the only reader of a RESCALE to or from int32 is a CONCAT or PAD that stores its result at an offset.
 
-    Bug ``joined_rescale``: unless the producer of the RESCALE's operand fuses the RESCALE, Vela writes the result to
-    the start of the larger tensor.
+    Bug ``lost_rescale_result_offset``: unless the producer of the RESCALE's operand fuses the RESCALE, Vela writes the
+    result to the start of the larger tensor.
     """
     rescale = producer(value, "RESCALE")
     if rescale is None or not _has_int32(rescale) or not rewriter.has_one_use(value):
@@ -303,10 +319,10 @@ def _fuses_into_producer(rescale: Op, rewriter: Rewriter) -> bool:
 
 
 def _merges_unscaled(rescale: Op, rewriter: Rewriter) -> bool:
-    """Whether arithmetic on U55 or U65 cannot fuse ``rescale``, because Vela merges it with a RESCALE by 1 to int32.
+    """Whether Vela merges the RESCALE of a result of narrow arithmetic with a following RESCALE by 1 to int32.
 
-    These NPUs do not scale an int32 result of arithmetic. A ``rescale`` by 1 is not affected, because Vela removes it.
-    Vela does not merge RESCALEs with a zero point between them.
+    Only U55 and U65 are affected: they do not scale an int32 result of arithmetic, so that the arithmetic cannot fuse
+    the merged RESCALE. If ``rescale`` is by 1, Vela removes it. If it has an output zero point, Vela does not merge.
     """
     if not rewriter.builder.target.hardware.sums_rescale_operands or log2_scale(rescale) == 0:
         return False
@@ -314,9 +330,9 @@ def _merges_unscaled(rescale: Op, rewriter: Rewriter) -> bool:
 
 
 WORKAROUNDS: tuple[AnyWorkaround, ...] = (
-    Workaround("duplicated_for_reshape", ("RESCALE",), _is_duplicated_for_reshape, copy_result, releases=((5, 2),)),
-    Workaround("duplicated_for_slice", ("RESCALE",), _is_duplicated_for_slice, copy_result, releases=((5, 2),)),
-    Workaround("rescaled_part", ("RESCALE",), _loses_operand_offset, rescale_copy, releases=((5, 2),)),
-    Workaround("joined_again", ("RESCALE",), _is_between_concatenations, rescale_copy, releases=((5, 2),)),
-    copy_operands_where("joined_rescale", ("CONCAT", "PAD"), _loses_result_offset, releases=((5, 2),)),
+    Workaround("duplicated_rescale_reshape", ("RESCALE",), _is_duplicated_for_reshape, copy_result, releases=((5, 2),)),
+    Workaround("duplicated_rescale_slice", ("RESCALE",), _is_duplicated_for_slice, copy_result, releases=((5, 2),)),
+    Workaround("lost_rescale_operand_offset", ("RESCALE",), _loses_operand_offset, rescale_copy, releases=((5, 2),)),
+    Workaround("merged_concats", ("RESCALE",), _is_between_concatenations, rescale_copy, releases=((5, 2),)),
+    copy_operands_where("lost_rescale_result_offset", ("CONCAT", "PAD"), _loses_result_offset, releases=((5, 2),)),
 )

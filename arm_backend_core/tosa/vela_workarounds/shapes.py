@@ -24,8 +24,9 @@ def _strip_leading_ones(shape: Sequence[int]) -> tuple[int, ...]:
 def _is_activation_of_images(op: Op, rewriter: Rewriter) -> bool:
     """Match a TABLE or CLAMP of several images that Vela fuses into its producer.
 
-    Bug ``batched_activation``: Vela splits the activation by images, and gives the shape of one image to the result of
-    the producer, but not to its input. If the producer is an elementwise operator or a SLICE, the result is correct.
+    Several images: after leading 1s, the tensor has more than three dimensions. Bug ``batched_activation``: Vela splits
+    the activation by images, and gives the shape of one image to the result of the producer, but not to its input.
+    After elementwise operators and SLICEs, the result is correct.
     """
     x, before = op.inputs[0], skip_through(op.inputs[0], "RESCALE").producer
     if before is None or before.kind in (*ELEMENTWISE, "SLICE"):
@@ -41,14 +42,16 @@ def _flatten_activation(op: Op, match: bool, rewriter: Rewriter) -> Value:
 
 
 def _is_slice_of_other_rank(op: Op, rewriter: Rewriter, *, single_image: bool = False) -> bool:
-    """Match a RESHAPE of a SLICE that changes the rank, if the rank before or after it exceeds four.
+    """Match a RESHAPE of a SLICE that changes the rank from or to 5 or 6 by leading dimensions of size 1.
 
-    Bug ``sliced_rank``: Vela splits the reader of the RESHAPE by images. The reader reads the SLICE in the rank before
-    the RESHAPE, but computes the offset of an image in the rank after it. It reads one image repeatedly, or beyond the
-    end of the tensor. Vela pads ranks below four to four. A copy of the SLICE avoids the bug.
+    Bug ``slice_rank_mismatch``: Vela splits the reader of the RESHAPE by images. The reader reads the SLICE in the rank
+    of the SLICE, but computes the offset of an image in the rank of the RESHAPE. It reads one image repeatedly, or
+    beyond the end of the tensor. Ranks below 4 are not affected, because Vela pads them to 4.
 
     Args:
-        single_image: also match a SLICE of one image if the RESHAPE increases the rank (bug ``sliced_growth``).
+        op: the RESHAPE.
+        rewriter: the rewriter of the graph.
+        single_image: also match a SLICE of one image if the rank grows (bug ``slice_rank_growth``).
     """
     x, source = op.inputs[0], skip_through(op.inputs[0], "RESCALE").producer
     added_dimensions = max(4, op.output.rank) - max(4, x.rank)
@@ -61,19 +64,21 @@ def _is_slice_of_other_rank(op: Op, rewriter: Rewriter, *, single_image: bool = 
 
 
 def _copy_slice(op: Op, match: bool, rewriter: Rewriter) -> Value:
-    """Emit the RESHAPE of a copy of the SLICE."""
+    """Emit the RESHAPE of a copy of the SLICE. Vela reads the copy in one rank only."""
     return rewriter.builder.reshape(emit_copy(op.inputs[0], rewriter.builder), op.output.shape)
 
 
 def _cancels_vela_transpose(op: Op, rewriter: Rewriter, *, is_result: bool) -> bool:
-    """Match a TRANSPOSE of the last two dimensions that cancels with one that Vela inserts for a MATMUL or REDUCE_SUM.
+    """Match a TRANSPOSE of the last two dimensions that cancels with the one that Vela adds to a MATMUL or REDUCE_SUM.
 
     Vela removes both TRANSPOSEs. Bug ``cancelled_transpose``: the producer of a RESHAPE before them gets the shape
     after the RESHAPE. Bug ``cancelled_result``: if the TRANSPOSE reads an output of the program, this output is lost.
 
     Args:
-        is_result: match only if the operand of the TRANSPOSE is an output of the program, directly or through a
-            RESHAPE. If false, match only if it is not.
+        op: the TRANSPOSE.
+        rewriter: the rewriter of the graph.
+        is_result: if True, match only if the program returns the operand of the TRANSPOSE, or the same elements in
+            another shape. If False, match only if it does not.
     """
     x, perms = op.inputs[0], list(op.attrs["perms"])
     reshape, last_axis = producer(x, "RESHAPE"), x.rank - 1
@@ -109,12 +114,12 @@ def _transpose_copy(op: Op, match: bool, rewriter: Rewriter) -> Value:
 def _match_high_rank_reverse(op: Op, rewriter: Rewriter) -> tuple[int, int, int] | None:
     """Match a REVERSE of rank 5 or 6, or of rank 4 if a dimension after the first has size 1.
 
-    Bug ``reversed``: if a TRANSPOSE precedes or follows the REVERSE, with a RESHAPE between the two, the REVERSE writes
-    beyond the end of its result.
+    Bug ``reverse_overflow``: if a TRANSPOSE precedes or follows the REVERSE, through a RESHAPE, the program writes
+    beyond the end of the result.
 
     Returns:
-        the shape in rank 3 whose middle axis is reversed. None if Vela compiles the operator correctly, or if a
-        dimension would exceed 65,536.
+        an equivalent shape of rank 3, of which the REVERSE reverses the middle axis. None if Vela compiles the operator
+        correctly, or if a dimension would exceed 65,536.
     """
     shape, axis = op.output.shape, op.attrs["axis"]
     flat = (prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :]))
@@ -149,9 +154,9 @@ def _emit_complement(x: Value, b: Builder) -> Value:
 def _broadcasts_single_element(op: Op, rewriter: Rewriter) -> bool:
     """Match arithmetic of rank 5 or 6 that broadcasts a first operand of one element.
 
-    Bug ``scalar_broadcast``: Vela drops dimensions of the second operand but not of the first, compares shapes of
-    different rank, and reads more than one element of the first. A constant of 16 bits or fewer is not affected,
-    because the command stores its value.
+    Bug ``scalar_broadcast_high_rank``: Vela drops dimensions of the other operand only, compares shapes of different
+    rank, and reads more than one element. A constant of 16 bits or fewer is not affected, because the command stores
+    its value.
     """
     shape, first = op.output.shape, op.inputs[0]
     is_single = first.size == 1 and (first.data is None or first.dtype is DType.INT32)
@@ -162,7 +167,7 @@ def _broadcasts_single_element(op: Op, rewriter: Rewriter) -> bool:
 def _flatten_to_rank_four(op: Op, match: bool, rewriter: Rewriter) -> Value:
     """Emit the operator on operands of rank 4.
 
-    Operands that are SLICEs are copied, because Vela would read them in the rank of the SLICE.
+    A copy replaces an operand that is a SLICE, because Vela would read it in the rank of the SLICE.
     """
     b, shape = rewriter.builder, op.output.shape
     flat = (prod(shape[:-3]), *shape[-3:])
@@ -175,7 +180,7 @@ def _is_read_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
     """Whether another operator reads ``value`` in another shape, through a view (``is_pure_reshape``).
 
     Bug ``reshaped_select``: Vela uses the other shape for a SELECT. For example, it broadcasts [1, 80, 1] with [80] to
-    6,400 elements. A copy is read in one shape only. A program output is assumed to be read in another shape.
+    6,400 elements. A copy has a single shape. The result is also True if ``value`` is a program output.
     """
     source, producers = trace_back(value, lambda op: op.kind == "RESHAPE")
     views = [value, *(view.inputs[0] for view in producers)]
@@ -205,10 +210,12 @@ def _broadcasts_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
 
 WORKAROUNDS: tuple[AnyWorkaround, ...] = (
     Workaround("reduce_min", ("REDUCE_MIN",), lambda op, rewriter: True, _rewrite_minimum_as_maximum),
-    Workaround("scalar_broadcast", tuple(ELEMENTWISE - UNARY), _broadcasts_single_element, _flatten_to_rank_four),
+    Workaround(
+        "scalar_broadcast_high_rank", tuple(ELEMENTWISE - UNARY), _broadcasts_single_element, _flatten_to_rank_four
+    ),
     copy_operands_where("reshaped_select", ("SELECT",), _is_read_reshaped),
     copy_operands_where("reshaped_broadcast", tuple(ELEMENTWISE - UNARY), _broadcasts_reshaped),
-    Workaround("sliced_rank", ("RESHAPE",), _is_slice_of_other_rank, _copy_slice),
+    Workaround("slice_rank_mismatch", ("RESHAPE",), _is_slice_of_other_rank, _copy_slice),
     Workaround("cancelled_result", ("TRANSPOSE",), partial(_cancels_vela_transpose, is_result=True), _transpose_copy),
     Workaround(
         "cancelled_transpose",
@@ -217,8 +224,8 @@ WORKAROUNDS: tuple[AnyWorkaround, ...] = (
         _transpose_copy,
         releases=((5, 1),),
     ),
-    Workaround("reversed", ("REVERSE",), _match_high_rank_reverse, _reverse_in_rank_three),
-    Workaround("sliced_growth", ("RESHAPE",), partial(_is_slice_of_other_rank, single_image=True), _copy_slice),
+    Workaround("reverse_overflow", ("REVERSE",), _match_high_rank_reverse, _reverse_in_rank_three),
+    Workaround("slice_rank_growth", ("RESHAPE",), partial(_is_slice_of_other_rank, single_image=True), _copy_slice),
     Workaround(
         "batched_activation", ("TABLE", "CLAMP"), _is_activation_of_images, _flatten_activation, True, ((5, 1),)
     ),

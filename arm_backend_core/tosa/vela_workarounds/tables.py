@@ -19,10 +19,12 @@ _MAX_CHAIN_OPERATIONS, _MAX_CHAIN_OPERANDS = 4, 3
 
 
 def duplicate_cheap_producers(graph: Graph, target: Target) -> None:
-    """Give a TABLE or MATMUL an operand that no other operator reads. Vela fuses an operator only into a single reader.
+    """Give a TABLE or MATMUL an operand that no other operator reads, which takes fewer cycles.
 
-    An int16 TABLE gets a copy of its operand. For a MATMUL, the arithmetic that computes its operand is duplicated. A
-    TABLE of 100 elements takes 2,600 cycles if it is not fused; an addition or a copy takes 100 (U55-128 and U85-256).
+    Vela fuses a TABLE into the preceding operator, and transposes a column for a MATMUL, only if there is no other
+    reader. An int16 TABLE then reads a copy of its operand, and a MATMUL reads the result of
+    duplicated arithmetic. By Vela's estimate for 100 elements on U55-128 and U85-256, a TABLE that is not fused takes
+    2,600 cycles. An addition or a copy takes 100.
     """
     if target.hardware.is_npu:
         apply_once(graph, target, {"TABLE": [_copy_table_operand], "RESHAPE": [_duplicate_matmul_column]})
@@ -31,7 +33,7 @@ def duplicate_cheap_producers(graph: Graph, target: Target) -> None:
 def _duplicate_matmul_column(op: Op, rewriter: Rewriter) -> Value | None:
     """If a RESHAPE and a MATMUL read a column of shape (1, n, 1), compute the column again for the RESHAPE.
 
-    Vela transposes a column only if the column has a single reader. After this rewrite, the MATMUL is the only reader.
+    The MATMUL is then the only reader of the column. Vela transposes a column only if it has a single reader.
     """
     b, x = rewriter.builder, op.inputs[0]
     rescale = producer(x, "RESCALE")
@@ -63,9 +65,11 @@ def _copy_table_operand(op: Op, rewriter: Rewriter) -> Value | None:
 def _is_table_fused_into_transpose(op: Op, value: Value, rewriter: Rewriter) -> bool:
     """Whether Vela fuses a TABLE or CLAMP into the preceding TRANSPOSE and miscompiles both.
 
-    Bug ``joined_table``: before a CONCAT or PAD, the fused operation loses its offset in the larger tensor. The record
-    ``joined_table`` also covers bug ``crowded_table``: the internal memory of U55-32 and U55-64 has no room for the
-    table. A copy between TRANSPOSE and TABLE prevents the fusion.
+    A copy between the TRANSPOSE and the TABLE or CLAMP prevents the fusion. The record ``unwritten_table_result``
+    covers two bugs:
+
+    - ``unwritten_table_result``: before a CONCAT or PAD, the fused operation loses its offset in the larger tensor.
+    - ``table_overflow``: the internal memory of U55-32 and U55-64 has no room for the table.
     """
     readers = [reader.kind for reader in rewriter.users(op.output) or ()]
     is_lost = readers in (["CONCAT"], ["PAD"]) or (op.kind == "TABLE" and rewriter.builder.target.macs in (32, 64))
@@ -148,8 +152,8 @@ def _may_chain_tables(op: Op, table: Op, length: int, operands: int, rewriter: R
     Args:
         op: the operator from which to search backwards.
         table: the last TABLE of the chain.
-        length: number of operations in the chain, without ``op``.
-        operands: number of external operands of the chain, without the operands of ``op``.
+        length: number of operations in the chain behind ``op``.
+        operands: number of external operands of these operations. The result of ``op`` is not included.
         rewriter: the rewriter of the graph.
     """
     if op.kind not in (*ELEMENTWISE, "RESHAPE") or length > _MAX_CHAIN_OPERATIONS or operands > _MAX_CHAIN_OPERANDS:
@@ -171,10 +175,10 @@ def _count_operands(op: Op) -> int:
 
 
 def _count_table_operands(op: Op, rewriter: Rewriter) -> int:
-    """Count the operands of the NPU operation that a TABLE becomes a part of.
+    """Count the operands of the NPU operation that computes a TABLE.
 
-    If Vela certainly fuses the TABLE into the preceding arithmetic, the operands of the arithmetic are counted.
-    Otherwise the result is 1, for the operand of the TABLE.
+    If Vela fuses the TABLE into the preceding arithmetic, these are the operands of the arithmetic. If it may not fuse
+    the TABLE, the result is 1: the TABLE is an operation with one operand.
     """
     value = op.inputs[0]
     rescale = producer(value, "RESCALE")
@@ -193,10 +197,10 @@ def _emit_unary_sequence(steps: list[Op], value: Value, b: Builder) -> Value:
 
 
 def _slice_operand(value: Value, axis: int, span: tuple[int, int], rewriter: Rewriter) -> Value:
-    """Slice an operand to ``span``, (start, end), along ``axis``. An operand of size 1 broadcasts and is not sliced.
+    """Slice an operand along ``axis`` from span[0] to span[1]. An operand of size 1 along ``axis`` is not sliced.
 
-    If a RESCALE to int32 computes the operand, the RESCALE's input is sliced instead, because Vela fuses the RESCALE
-    into the arithmetic.
+    If a RESCALE to int32 computes the operand, slice the RESCALE's input instead, because Vela fuses the RESCALE into
+    the arithmetic.
     """
     b, (start, end), op = rewriter.builder, span, producer(value, "RESCALE")
     if value.shape[axis] == 1:
@@ -209,7 +213,7 @@ def _slice_operand(value: Value, axis: int, span: tuple[int, int], rewriter: Rew
 
 
 FUSED_TABLE_WORKAROUNDS = (
-    copy_operands_where("joined_table", ("TABLE", "CLAMP"), _is_table_fused_into_transpose),
+    copy_operands_where("unwritten_table_result", ("TABLE", "CLAMP"), _is_table_fused_into_transpose),
     copy_operands_where("transposed_table", ("TABLE", "CLAMP"), _is_second_fused_table),
 )
 WORKAROUNDS: tuple[AnyWorkaround, ...] = (
