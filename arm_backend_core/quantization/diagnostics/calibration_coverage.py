@@ -7,14 +7,14 @@ from typing import Any
 
 from arm_backend_core.quantization.observer import RangeObserver, WeightObserver
 
-#: Minimum number of values, in all samples together, from which a range can be estimated.
+#: A range is estimated reliably from at least this number of values, over all samples.
 _MIN_VALUES = 16
 #: Maximum number of tensors that a note names.
 _MAX_NAMED = 3
 
 
 def find_coverage_problems(observers: Iterable[Any]) -> list[str]:
-    """Describe each kind of problem, with the tensors that have it, in a note for the user."""
+    """Return a note for the user for each kind of problem, with the names of the tensors that have this problem."""
     notes = []
     kinds: dict[str, list[str]] = {}
     for observer in dict.fromkeys(observers):
