@@ -90,7 +90,7 @@ def _choose_scales(u: Array, v: Array) -> tuple[float, float]:
 
 
 def _finest_int16_scale(x: Array) -> float:
-    """The finest scale with which int16 holds the numbers and, for the TABLE, the differences of neighbours."""
+    """The finest scale with which int16 holds the numbers and the differences of neighbours, as TABLE requires."""
     return max(float(np.abs(x).max()), float(np.abs(np.diff(x)).max()), 1e-30) / (Q15_MAX - 1)
 
 

@@ -96,7 +96,7 @@ def _is_mean_over_image_side(b: Builder, x: Value, axes: Sequence[int]) -> bool:
 def window_means(
     b: Builder, image: Value, q: QParams, kernel: Sequence[int], stride: Sequence[int], out: QParams
 ) -> Value:
-    """Average pooling: mean of each window of int8 or int16 ``image`` [N, H, W, C], rounded once to ``out``.
+    """Average pooling: mean of each window of int8 or int16 ``image`` [N, H, W, C], quantized once with ``out``.
 
     Raises:
         Unsupported: the target does not support the depthwise convolution.
@@ -117,7 +117,7 @@ def _split_length(size: int, max_length: int) -> list[int]:
 def _mean_by_convolutions(b: Builder, image: Value, q: QParams, out: QParams, is_only_user: bool) -> Value | None:
     """Mean of an image [N, H, W, C] over rows, then over columns, or over both at once if one kernel covers them.
 
-    None if the partial sums would be too coarse.
+    None if the rounding error of the partial sums exceeds ``_MAX_ERROR``.
 
     If an axis is longer than the longest kernel, kernels sum its parts, and further kernels sum these sums. The parts
     are contiguous in memory, so slicing them costs nothing. A RESHAPE of a tensor with other readers costs cycles: a
@@ -165,7 +165,7 @@ def _group_channels(row_size: int, channels: int) -> tuple[int, int]:
 
 
 def _sum_row_parts(x: FixedPoint, parts: Sequence[int]) -> list[Value]:
-    """Sum the rows of x [N, rows, W, C] in parts of the given numbers of rows; each sum is INT32 or INT48."""
+    """Split the rows of x [N, rows, W, C] into parts of these lengths; return each part's sum in INT32 or INT48."""
     b, channels = x.b, x.shape[3]
     zeros = b.const(np.zeros(channels), DType.INT48 if x.dtype is DType.INT16 else DType.INT32)
     sums, start = [], 0

@@ -1,8 +1,8 @@
 """topk: the largest or smallest elements along a dimension.
 
 TOSA has no sort. There are two algorithms. Iterative selection finds the extreme of the remaining elements in each
-step, and keeps only a mask. Selection by rank counts, for each element, the elements that come before it; it compares
-all pairs.
+step, and keeps a mask of the elements that remain. Selection by rank compares all pairs, and counts the elements that
+precede each element in the sorted order.
 
 On Ethos-U, ``choose_algorithm`` takes the one with fewer cycles. If both take too many cycles, topk stays on the CPU.
 Vela 5.1 estimates for the 20 largest of 300 INT8 elements:

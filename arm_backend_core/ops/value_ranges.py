@@ -2,8 +2,8 @@
 
 Quantization parameters bound a tensor by the limits of its type. The operators that compute it often bound it more
 tightly: the entries of a TABLE, the bounds of a CLAMP, a sum of values that are not negative. A division, for example,
-needs to know that its divisor is positive. ``find_int8_function`` evaluates a value for all 256 values of an int8
-tensor, if it depends on nothing else.
+needs to know that its divisor is positive. ``find_int8_function`` evaluates a value for all 256 elements of int8, if
+the value is an elementwise function of one int8 tensor.
 """
 
 from __future__ import annotations

@@ -67,8 +67,8 @@ class Annotator:
     def _choose_result_spec(self, node: Node) -> None:
         """Give a result the activation spec with the most levels among the configurations of its readers.
 
-        No reader then gets a result that was rounded to fewer levels than its own configuration has. A function in
-        ``FusionPlan.chain_base``, and a result without quantized readers, keep the spec of their own configuration.
+        No reader then gets a result that was rounded to fewer levels than its own configuration has. Functions of a
+        chain (``FusionPlan.chain_base``), and results without quantized readers, keep the spec of their configuration.
         """
         has_several_results = isinstance(node.meta["val"], (list, tuple))
         users = [user for getitem in node.users for user in getitem.users] if has_several_results else list(node.users)

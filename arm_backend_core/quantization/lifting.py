@@ -29,8 +29,8 @@ def unlift(
 
     Args:
         program: its graph is edited.
-        states: {identity of a buffer: copy of the buffer}. The function adds the buffers that are missing. The
-            attributes of the module are these copies.
+        states: {identity of a buffer: copy of the buffer}. The function adds missing buffers. The module's
+            attributes of buffers are these copies.
 
     Returns:
         {attribute name: input spec}, and {node of an attribute: identity of its tensor}.

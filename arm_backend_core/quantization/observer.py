@@ -154,7 +154,8 @@ class RangeObserver(ObserverBase):
 class FixedRangeObserver(RangeObserver):
     """Fixed parameters of a result such as ``tanh``, unless observed values lie beyond the fixed range.
 
-    A buffer that several methods write may also hold values of a method without the fixed range.
+    Such values occur in a buffer that several methods write: one method writes the result of ``tanh``, another method
+    writes the result of another operator.
 
     Args:
         fixed: observer with the fixed parameters.

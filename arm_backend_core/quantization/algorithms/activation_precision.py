@@ -7,9 +7,9 @@ The pass changes annotations, before the quantizer inserts observers.
   weights are small.
 - ``int16_outputs``: a model output becomes int16 if no operator reads it and its own operator ends in a RESCALE. A
   RESCALE to int16 takes as many cycles as a RESCALE to int8, and model outputs are converted to float anyway.
-- ``int16_angles``: operands of sine and cosine that are products with constant frequencies become int16, with both
-  factors. Such angles (timesteps of diffusion models, positional embeddings) span many periods, and 256 levels cannot
-  represent a range of a thousand radians.
+- ``int16_angles``: operands of sine and cosine that are products with constant frequencies become int16, and so do
+  the two factors. Such angles (timesteps of diffusion models, positional embeddings) span many periods, and 256
+  levels cannot represent a range of a thousand radians.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 With weights w + e instead of w, a sum over inputs x has the mean error sum(e * mean(x)). Behind a relu, where means are
 not 0, this mean error is most of the error of weight quantization (Nagel et al. 2019, "Data-Free Quantization Through
-Weight Equalization and Bias Correction"; here mean(x) is measured on the calibration samples).
+Weight Equalization and Bias Correction"). This module measures mean(x) on the calibration samples.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class BiasCorrection:
                     use.model.value_hooks += [(source, mean) for source in sources]
 
     def apply(self) -> None:
-        """Correct the biases, after the samples and before the models are quantized."""
+        """Correct the biases. Call this after calibration, and before the models are quantized."""
         for uses, mean in self._layers:
             if mean.count:
                 old, new = _correct_bias(uses[0], mean)
@@ -115,7 +115,7 @@ def _tensor_key(model: ObservedProgram, node: Node) -> Hashable:
 
 
 def _correct_bias(use: _WeightUse, mean: _ChannelMean) -> tuple[Tensor, Tensor]:
-    """Return the bias before and after the correction; 0 before it if the operator has none."""
+    """Return the bias before and after the correction; zeros before the correction if the operator has no bias."""
     mean_error = _mean_output_error(use.model, use.weight, use.nodes[0], mean)
     if use.bias is None:
         old = torch.zeros(len(mean_error), dtype=torch.float32)

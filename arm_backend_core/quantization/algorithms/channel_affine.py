@@ -2,9 +2,10 @@
 
 Networks normalize their input, (x / 255 - mean) / std with mean and std [C, 1, 1], freeze batch norms as
 x * scale + shift, and scale a branch by one parameter per channel (layer scale, Touvron et al. 2021). Such a chain is
-one function y = gain[c] * x + offset[c]. If its operators were quantized one by one, each would round, and those in
-front of a division or a residual sum would be int16. The function is folded into the layer that computes x, else into
-the layer that reads y, else it becomes a depthwise 1x1 convolution (``aten/layer_affine.py``).
+one function y = gain[c] * x + offset[c]. If its operators were quantized one by one, each would round, and the
+operators before a division or a residual sum would be int16. The function is folded into the layer that computes x. If
+this is not possible, it is folded into the layer that reads y, or becomes a depthwise 1x1 convolution
+(``aten/layer_affine.py``).
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def _is_arithmetic(node: Node) -> bool:
 def _trace_back(node: Node) -> Iterator[Node]:
     """Yield the elementwise and data movement operators upstream of ``node``, up to layers and inputs."""
     pending = list(node.all_input_nodes)
-    for source in pending:  # grows
+    for source in pending:  # the loop appends to pending
         if _is_arithmetic(source):
             yield source
             pending += [x for x in source.all_input_nodes if x not in pending]
@@ -247,10 +248,10 @@ class _Rewriter:
 
 
 def _is_beside_convolution(chain: AffineChain) -> bool:
-    """Whether a convolution reads or computes the channels, directly or across elementwise operators and pooling."""
+    """Whether a convolution computes the source or reads the result, also across elementwise operators and pooling."""
     shape = chain.source.meta["val"].shape
     pending = [chain.source, *chain.last.users]
-    for node in pending:  # grows
+    for node in pending:  # the loop appends to pending
         record, value = find_record(node), node.meta.get("val")
         if record is not None and record.kind is AnnotationKind.CONV and node.target is not aten.linear.default:
             return True

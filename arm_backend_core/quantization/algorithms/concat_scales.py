@@ -145,7 +145,7 @@ class ConcatScales:
         self._model.value_hooks += [(node, common) for node in dict.fromkeys(map(_source, edges_or_nodes))]
 
     def apply(self, earlier: Sequence[bool] | None = None) -> list[bool]:
-        """After calibration, merge operands with the concatenation where their scales are similar.
+        """After calibration, let operands share the scale of the concatenation where their scales are similar.
 
         Args:
             earlier: decisions that an earlier call returned for the same operators; they are used again. None: decide

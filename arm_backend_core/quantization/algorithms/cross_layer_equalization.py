@@ -212,7 +212,7 @@ def _match_source(node: Node, tensors: _Parameters) -> _RescalableLayer | None:
 
 
 def _find_reading_layers(node: Node, axis: int, tensors: _Parameters) -> list[_ReadingLayer] | None:
-    """Find the layers that read a tensor; None if anything else reads it."""
+    """Find the layers that read a tensor, also through ``_EQUIVARIANT_OPS``; None if another operator reads it."""
     layers: list[_ReadingLayer] = []
     for user in node.users:
         inner: Iterable[_ReadingLayer | None] | None

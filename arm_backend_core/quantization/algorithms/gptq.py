@@ -25,8 +25,8 @@ _MAX_LEVELS = 16
 _MAX_COLUMNS = 1024
 #: Number of columns that are rounded before the columns of later blocks are updated.
 _BLOCK_COLUMNS = 32
-#: Minimum number of observed input vectors, as a fraction of the input channels: 1/4. With fewer vectors, the rounding
-#: would overfit to the samples.
+#: GPTQ rounds a weight only if calibration observed at least one input vector for every 4 input channels. With fewer
+#: vectors, the rounding would overfit to the samples.
 _MAX_COLUMNS_PER_VECTOR = 4
 
 

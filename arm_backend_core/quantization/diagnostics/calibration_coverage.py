@@ -36,7 +36,8 @@ def _describe_problem(observer: RangeObserver) -> tuple[str, str]:
     """Describe the problem of a tensor; "" if it has none.
 
     Returns:
-        The problem, and a suffix for the tensor's name: its value, as `` (0.5)``, if it had only one; else "".
+        The problem, and a suffix for the tensor's name. If the tensor had only one value, the suffix is this value,
+        for example " (0.5)"; else it is "".
     """
     if not observer.count:
         return "had no value in any sample: the program represents only values near 0", ""

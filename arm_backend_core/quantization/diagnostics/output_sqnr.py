@@ -137,7 +137,7 @@ def measure_output_sqnr(model: ObservedProgram) -> dict[str, float]:
 
 
 def _sqnr(reference: Any, actual: Any) -> float | None:
-    """Compute the SQNR in dB; None if the reference is not floating point, not finite, 0 or of another shape."""
+    """Compute the SQNR in dB; None if ``reference`` is not floating point, not finite or 0, or the shapes differ."""
     if not is_float_tensor(reference) or reference.shape != actual.shape:
         return None
     sums = ErrorSums.of(reference, actual)
@@ -158,7 +158,7 @@ def describe_output_sqnr(model: ObservedProgram, method: str, by_output: Mapping
 
 
 def _activation_dtype(node: Node) -> torch.dtype | None:
-    """Dtype of the nearest quantize operator: ``node`` or upstream of it, along first operands. None without one."""
+    """Return the dtype of the nearest quantize operator, from ``node`` upstream along first operands; None if none."""
     while not is_quantize(node):
         sources = [source for source in node.all_input_nodes if isinstance(source.meta.get("val"), Tensor)]
         if not sources:

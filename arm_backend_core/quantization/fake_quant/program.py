@@ -1,6 +1,6 @@
 """Fake-quantized program of a model for fixed input shapes, as quantization-aware training (QAT) runs it.
 
-Annotations and the positions of fake quantization equal those of the exported program. Two things change in training:
+The program is annotated like the exported program, and fake-quantizes where that program quantizes. Two things differ:
 weights are folded again at each step (``ParameterTape``), and training determines scales and zero points.
 """
 

@@ -53,8 +53,8 @@ class BatchNorm:
         Args:
             y: output of the layer with its batch norm, [N, C, ...].
             tensors: parameters and buffers of the model, by name.
-            affine: gain and offset per channel after the batch norm, which ``y`` includes; None if there are none. They
-                are multiplied into, and added to, ``gain`` and ``bias`` of the equation above.
+            affine: gain and offset per channel that follow the batch norm, and that ``y`` includes; None if there are
+                none. ``gain`` and ``bias`` of the equation above include them.
         """
         mean, variance = tensors[self.mean], tensors[self.variance]
         count = y.numel() // y.shape[1]
