@@ -2,7 +2,7 @@
 
 Delegation happens before ExecuTorch decomposes the program (``transform_for_pre_decomposition``). The program
 then still contains composite operators, and ExecuTorch decomposes and transforms only the operators that stay on the
-CPU. The operator records define what a target supports.
+CPU. The operator records (``ops/registry.py``) and the limits of the target decide what is delegated.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ class ArmPartitioner(Partitioner):
         require_full_delegation: raise ``FullDelegationError`` if an operator other than quantize and dequantize is not
             delegated.
         steps_per_call: maximum number of time steps of a recurrent layer that one delegate call computes. A layer with
-            more steps becomes a loop of delegate calls. "auto" chooses the number, and makes loops only for layers with
-            many steps and in programs with many steps in total. None: no loops, all layers stay unrolled.
+            more steps becomes a loop of delegate calls. With "auto", the partitioner chooses the number. It then makes
+            loops only for layers with many steps, and only in programs with many steps in total. With None, all layers
+            stay unrolled.
     """
 
     spec_class: type[ArmCompileSpec]

@@ -33,8 +33,12 @@ def inverse(layout: Layout) -> Layout:
 def merge_axes(shape: Sequence[int], perms: Sequence[int]) -> tuple[tuple[int, ...], Layout]:
     """Simplify a transpose: merge dimensions that stay adjacent, and drop dimensions of size 1.
 
+    Args:
+        shape: shape of the operand.
+        perms: the permutation, as TOSA's attribute ``perms``.
+
     Returns:
-        The simplified shape and permutation.
+        The simplified shape and permutation: [2, 3, 4, 1] by (0, 3, 1, 2) becomes [24] by (0,).
     """
     runs: list[list[int]] = []
     for axis in (axis for axis in perms if shape[axis] != 1):

@@ -40,7 +40,10 @@ Tensors = dict[str, Any]
 
 
 def constants_of(program: ExportedProgram) -> dict[Node, torch.Tensor]:
-    """Tensors of the placeholders that are parameters, constants, or buffers that no output of the program updates."""
+    """Map the placeholders of parameters, constants and buffers to their tensors.
+
+    Buffers that an output of the program updates are left out.
+    """
     mutated = set(program.graph_signature.buffers_to_mutate.values())
     nodes = {node.name: node for node in program.graph_module.graph.nodes if node.op == "placeholder"}
     tensors: dict[Node, torch.Tensor] = {}
@@ -113,7 +116,7 @@ def build_program(program: ExportedProgram, graph: torch.fx.Graph, constants: di
     targets = {str(spec.target) for spec in constants.values()}
     all_stores = (program.state_dict, program.constants)
     stores = ({name: value for name, value in store.items() if name in targets} for store in all_stores)
-    # The constructor would generate and compile Python code for every program.
+    # ExportedProgram's constructor would generate and compile Python code for every program.
     result = replace_parts(
         program, _LazyGraphModule(torch.nn.Module(), graph), ExportGraphSignature(input_specs, output_specs), *stores
     )
@@ -188,12 +191,13 @@ def eliminate_dead_constants(program: ExportedProgram) -> None:
 def fold_constant_outputs(program: ExportedProgram) -> bool:
     """Replace each output that a program computes from constants alone by a copy of its value.
 
-    Outputs without elements stay, and so do outputs that are computed with quantize or dequantize nodes. The reason for
-    the replacement: ExecuTorch aborts or fails on some operators that PyTorch accepts, such as ``logsumexp`` of a
-    scalar, or ``interpolate``.
+    Otherwise ExecuTorch would run the operators of such an output, and it aborts or fails on some that PyTorch accepts,
+    such as ``logsumexp`` of a scalar, or ``interpolate``. Outputs without elements stay, and so do outputs that are
+    computed with quantize or dequantize nodes.
 
     Returns:
-        Whether the program computes an output from constants alone. Outputs without elements count.
+        Whether an output without quantize and dequantize nodes is computed from constants alone; also True if this
+        output stays because it has no elements.
     """
     graph, values = program.graph_module.graph, dict[Node, Any](constants_of(program))
     for node in graph.nodes:
@@ -257,7 +261,7 @@ def duplicate_dequantize_nodes(program: ExportedProgram) -> None:
 
 
 def user_inputs(program: ExportedProgram) -> list[Node]:
-    """The placeholders of the user's inputs, in order."""
+    """Return the placeholders that are not parameters, buffers or constants, in the order of the model's arguments."""
     constants = {
         *program.graph_signature.inputs_to_parameters,
         *program.graph_signature.inputs_to_buffers,
@@ -278,7 +282,7 @@ def lowered_modules(module: GraphModule) -> Iterator[LoweredBackendModule]:
             yield from lowered_modules(value)
 
 
-#: Address (``id`` for a tensor without memory), offset, shape, strides and type of a tensor.
+#: Key of a tensor: (address of its storage, or its ``id`` if it has no memory; storage offset; shape; strides; dtype).
 TensorIdentity = tuple[Hashable, ...]
 
 
@@ -314,7 +318,10 @@ def _memory_span(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _view_bytes(memory: torch.Tensor, tensor: torch.Tensor, offset: int) -> torch.Tensor:
-    """View the elements of ``memory`` that stand for the bytes of ``tensor``; one element stands for one byte."""
+    """View the elements of ``memory`` that represent the bytes of ``tensor``.
+
+    ``memory`` has one element per byte of a range of addresses. ``offset`` is the index of the tensor's first byte.
+    """
     # PyTorch does not write to expanded dimensions.
     axes = [(n, stride) for n, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride]
     strides = [stride * tensor.itemsize for _, stride in axes]

@@ -19,8 +19,8 @@ class QParams:
         scale: one number, or one per channel (1-D array) along ``axis``.
         zero_point: the integer that represents 0. It is 0 for per-channel parameters, and TOSA requires 0 for int16.
         dtype: INT8, INT16 or INT32.
-        qmin: smallest integer that the tensor holds; for weights often -127, not -128.
-        qmax: largest integer that the tensor holds.
+        qmin: smallest integer that quantization produces; for weights often -127, not -128.
+        qmax: largest integer that quantization produces.
         axis: dimension that ``scale`` runs along, None for per-tensor parameters.
     """
 
@@ -60,7 +60,7 @@ class QParams:
             Unsupported: an element is NaN.
         """
         if np.isnan(real).any():
-            raise Unsupported("a constant that it computes with is not a number (nan), which integers cannot hold")
+            raise Unsupported("a constant operand is not a number (nan), which integers cannot hold")
         return np.clip(np.rint(real / self._broadcast_scale(real.ndim)) + self.zero_point, self.qmin, self.qmax).astype(
             np.int64
         )

@@ -1,6 +1,7 @@
 """Operator registry: one record per ATen operator with its quantization annotation and lowering, or its decomposition.
 
-Lowering, fusion, quantization, ATen rewrites, comparisons and tests read these records; there is no second list.
+Lowering, fusion, quantization, ATen rewrites, the comparison of layers and tests read these records. No other list of
+operators exists.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ class Record:
             jump, so int16 operands use this rule, which is exact.
         evaluate: function that computes the entries of a TABLE from a tensor of operand values; the ATen operator
             itself if None.
-        clamp_bounds: for ReLU-like functions, maps the arguments to (low, high). Such an operator is fused into the
-            RESCALE of its producer, if that has ``absorbs_activation``.
-        scale_factor: for a multiplication, maps the arguments to its positive constant factor, or to None. A
-            multiplication by such a constant is fused like a clamp.
+        clamp_bounds: for ReLU-like functions, the function that computes (low, high) from the operator's arguments. If
+            the producer's record has ``absorbs_activation``, the operator is fused into the producer's RESCALE.
+        scale_factor: for a multiplication, the function that returns its positive constant factor, or None if it has
+            none. A multiplication by such a constant is fused like a clamp.
         absorbs_activation: whether its integer rule ends in a RESCALE, into which users with ``clamp_bounds`` or
             ``scale_factor`` are fused.
         fixed_range: (low, high) of the result for any input, None if the range depends on the input.
@@ -69,8 +70,8 @@ class Record:
         interval: rule that computes the interval of an integer result. If the operator has several results, the rule
             takes the ``getitem`` node of one result. None if the interval is unknown. The default for
             ``AnnotationKind.SHARED`` is ``intervals.data_movement``.
-        error_bound: bound of the integer rule's error, without the rounding of the result. It is relative to the
-            largest element of operands and result. 2**-14 is at most two steps of int16.
+        error_bound: bound of the integer rule's error before the result is rounded, divided by the largest magnitude
+            of operands and result. A bound of 2**-14 is an error of at most two int16 steps.
     """
 
     overloads: tuple[OpOverload, ...]
@@ -111,8 +112,8 @@ class Composite:
 
     Attributes:
         overloads: the ATen overloads that share this record.
-        decompose: the decomposition, a function of tensors with the arguments of the operator's schema, which PyTorch
-            traces. It returns None in place of a result that it does not compute, for example indices.
+        decompose: the decomposition, a function of tensors. PyTorch traces it with the arguments of the operator's
+            schema. It returns None in place of a result that it does not compute, for example indices.
         takes_quantized: whether ``decompose`` takes the keyword ``quantized`` and decomposes differently in a program
             that will be quantized.
         emits_nodes: whether ``decompose`` takes FX nodes instead of tensors, and also takes a ``NodeEmitter``
@@ -132,7 +133,8 @@ class Composite:
 
 _RECORDS: dict[OpOverload, Record | Composite] = {}
 _CUSTOM_RECORDS: dict[OpOverload, Record | Composite] = {}  #: custom operators of this package
-_DECOMPOSITIONS_BY_NAME: dict[str, Composite] = {}  #: by name: the operator library may not be loaded
+#: {"library::name": decomposition}, for operators of libraries that are possibly not loaded: they have no overload yet.
+_DECOMPOSITIONS_BY_NAME: dict[str, Composite] = {}
 Entry = TypeVar("Entry", Record, Composite)
 
 
@@ -169,8 +171,8 @@ def op(
     Args:
         overloads: the ATen overloads.
         kind: how the operator is annotated for quantization.
-        compute_fp32: whether narrower types are computed in FP32 or INT32 (``Context.compute_in_fp32_or_int32``),
-            because the rule has several rounding steps or sums elements.
+        compute_fp32: whether narrower types are computed in FP32 or INT32 (``Context.compute_in_fp32_or_int32``). Set
+            it for a rule that rounds several times or sums elements.
         attributes: other attributes of ``Record``.
     """
 
@@ -209,7 +211,10 @@ def decomposition(*overloads: OpOverload, **attributes: Any) -> Callable[[Rule],
 
 
 def decomposition_by_name(name: str) -> Callable[[Rule], Rule]:
-    """Like ``decomposition``, for an operator ``library::name`` whose library may not be loaded.
+    """Like ``decomposition``, for an operator of a library that is possibly not loaded.
+
+    Args:
+        name: the operator as "library::name".
 
     Raises:
         ValueError: the operator has a record already.

@@ -25,9 +25,10 @@ from arm_backend_core.ops.registry import AnnotationKind, op
 from arm_backend_core.tosa.graph import Value, prod
 
 aten = torch.ops.aten
-#: Cycles of a RESCALE for each int32 result of RESIZE. Only division by a power of two is fused with RESIZE.
+#: Cycles that a separate RESCALE takes for each int32 result of RESIZE. Vela fuses a RESCALE into RESIZE only if the
+#: RESCALE divides by a power of two.
 _UNFUSED_RESCALE_CYCLES = 2.0
-_MAX_INT8_WEIGHT = 127  # largest int8 weight
+_MAX_INT8_WEIGHT = 127
 
 
 @dataclass(frozen=True)
@@ -47,14 +48,14 @@ class _AxisSampling:
     start: Fraction
 
     @property
-    def positions_per_pixel(self) -> int:
-        """Number of sampling positions per pixel, TOSA's scale_n."""
+    def scale_n(self) -> int:
+        """TOSA's scale_n: each sampling position is a multiple of 1 / scale_n of a pixel."""
         return math.lcm(self.step.denominator, self.start.denominator)
 
     @property
     def tosa_parameters(self) -> tuple[int, int, int, int]:
-        """(scale_n, scale_d, offset, border) of RESIZE. ERROR_IF in RESIZE ties the border to the output size."""
-        n = self.positions_per_pixel
+        """(scale_n, scale_d, offset, border) of RESIZE. TOSA requires this border for the output size."""
+        n = self.scale_n
         d, offset = int(self.step * n), int(self.start * n)
         return n, d, offset, (self.out - 1) * d - (self.size - 1) * n + offset
 
@@ -76,10 +77,10 @@ class _AxisSampling:
 
 
 def _sampling_step(size: int, out: int, factor: float | None) -> Fraction:
-    """Input elements per output element: the inverse of ``factor``, or the ratio of the sizes if it is None.
+    """Input elements per output element: 1 / ``factor``, or ``size`` / ``out`` if ``factor`` is None.
 
-    A factor such as 1.6 is no exact float. The simple fraction near it is used if no sampling position moves by more
-    than 2**-16 of a pixel.
+    A float cannot represent a factor such as 1.6 exactly. The nearest fraction with a denominator of at most 256
+    replaces the float if no sampling position moves by more than 2**-16 of a pixel.
     """
     if factor is None:
         return Fraction(size, out)
@@ -114,8 +115,8 @@ def _nearest_indices(size: int, out: int, factor: float | None, shift: float) ->
 def _nearest_sampling(size: int, out: int, factor: float | None, shift: float) -> _AxisSampling:
     """Sampling for mode NEAREST. It starts half an element before PyTorch's position (o + shift) * step.
 
-    TOSA rounds half up, and PyTorch rounds down. For an integer factor and a ``shift`` of 0, a range of starts gives
-    the same indices. The middle of that range is taken, because Ethos-U supports it in hardware.
+    TOSA rounds half up, and PyTorch rounds down. For an integer factor and a ``shift`` of 0, all starts in a range give
+    the same indices. The function returns the middle of this range, because Ethos-U supports it in hardware.
     """
     step = _sampling_step(size, out, factor)
     centred = shift or step.numerator == 1
@@ -172,8 +173,8 @@ op(aten._upsample_nearest_exact2d.vec, kind=AnnotationKind.SHARED)(partial(_resi
 def _linear_sampling(size: int, out: int, factor: float | None, align_corners: bool) -> _AxisSampling:
     """Sampling with aligned corners or aligned pixel centres.
 
-    If all outputs equal the first input element, return the sampling of a single element. ``bilinear`` then tiles its
-    result to the output size.
+    If all outputs equal the first input element, return the sampling of this single element. ``bilinear`` then repeats
+    the element to the output size (TILE).
     """
     if size == 1 or (out == 1 and align_corners):
         return _AxisSampling(1, 1, Fraction(1), Fraction(0))
@@ -194,7 +195,7 @@ def bilinear(
 ) -> Value:
     """Bilinear upsampling of x [N, C, H, W].
 
-    On integers, RESIZE multiplies the result by the positions per pixel of both axes, and a RESCALE divides by them.
+    On integers, RESIZE multiplies the result by scale_n of both axes. A RESCALE divides by the product of both.
     """
     b = cx.b
     factors = ((2, scales_h), (3, scales_w))
@@ -207,9 +208,7 @@ def bilinear(
     elif reason is None and not _is_cheaper_by_conv(cx, image, samplings):
         result = _resize(cx, image, samplings, "BILINEAR")
         if x.q is not None:
-            result = b.rescale(
-                result, x.q.dtype, 1 / (samplings[0].positions_per_pixel * samplings[1].positions_per_pixel)
-            )
+            result = b.rescale(result, x.q.dtype, 1 / (samplings[0].scale_n * samplings[1].scale_n))
     elif x.q is None:
         result = _bilinear_by_matmul(cx, image, samplings)
     else:
@@ -221,8 +220,10 @@ def bilinear(
 def _is_cheaper_by_conv(cx: Context, image: Value, samplings: Sequence[_AxisSampling]) -> bool:
     """Whether two convolutions with interpolation weights take fewer cycles than RESIZE and RESCALE.
 
-    48x64x16 to 96x128 on U85-256: 121,256 instead of 179,937 cycles, 121,568 instead of 575,877 with aligned corners;
-    int16: 126,760 instead of 333,662, 127,072 instead of 1,122,696.
+    Cycles of both for 48x64x16 to 96x128 on U85-256:
+
+    - int8: convolutions 121,256, RESIZE 179,937; with aligned corners 121,568 and 575,877,
+    - int16: convolutions 126,760, RESIZE 333,662; with aligned corners 127,072 and 1,122,696.
     """
     cycles_per_result = cx.target.hardware.bilinear_cycles_per_result
     if not cycles_per_result or not cx.target.macs or image.dtype.is_float:
@@ -231,12 +232,12 @@ def _is_cheaper_by_conv(cx: Context, image: Value, samplings: Sequence[_AxisSamp
     planes = image.shape[0] * image.shape[3]
     macs = planes * width * out_height * (height + out_width)
     results = planes * out_height * out_width
-    divisor = samplings[0].positions_per_pixel * samplings[1].positions_per_pixel
+    divisor = samplings[0].scale_n * samplings[1].scale_n
     if divisor & (divisor - 1):
         cycles_per_result += _UNFUSED_RESCALE_CYCLES
     if image.dtype is DType.INT16:
         cycles_per_result *= 2
-    # TRANSPOSEs and idle multipliers double the cycles of the convolutions.
+    # 2 *: TRANSPOSEs and idle multipliers double the cycles of the convolutions.
     return 2 * macs / cx.target.macs < cycles_per_result * results
 
 
@@ -252,9 +253,9 @@ def _bilinear_by_matmul(cx: Context, image: Value, samplings: Sequence[_AxisSamp
 
 
 def _bilinear_by_conv(cx: Context, image: Value, samplings: Sequence[_AxisSampling]) -> Value:
-    """Interpolate along each axis by a 1x1 convolution with integer weights; the axis becomes its channels.
+    """Interpolate along each axis by a 1x1 convolution with integer weights, whose input channels are this axis.
 
-    Between the two convolutions, int8 values have 7 fractional bits.
+    Between the two convolutions, values are int16. The values of an int8 image have 7 fractional bits there.
     """
     b, dtype = cx.b, image.dtype
     guard_factor = 128 if dtype is DType.INT8 else 1
@@ -266,9 +267,9 @@ def _bilinear_by_conv(cx: Context, image: Value, samplings: Sequence[_AxisSampli
 
 
 def _interpolate_by_conv(cx: Context, x: Value, sampling: _AxisSampling) -> tuple[Value, int]:
-    """Return the products with the interpolation weights, and the sum of each weight row.
+    """Interpolate along the channels of ``x``; return the weighted sums, and the sum of the weights of each output.
 
-    Weights that exceed int8 are split into two digits in base 127.
+    The caller divides by the sum of the weights. Weights that exceed int8 are split into two digits in base 127.
     """
     b, accumulator_dtype = cx.b, DType.INT48 if x.dtype is DType.INT16 else DType.INT32
 
@@ -276,8 +277,8 @@ def _interpolate_by_conv(cx: Context, x: Value, sampling: _AxisSampling) -> tupl
         kernel = b.const(weights.reshape(sampling.out, 1, 1, sampling.size), DType.INT8)
         return b.conv2d(x, kernel, b.const(np.zeros(sampling.out), accumulator_dtype), pad=(0, 0, 0, 0))
 
-    if sampling.positions_per_pixel <= _MAX_INT8_WEIGHT:
-        return product(sampling.interpolation_weights(sampling.positions_per_pixel)), sampling.positions_per_pixel
+    if sampling.scale_n <= _MAX_INT8_WEIGHT:
+        return product(sampling.interpolation_weights(sampling.scale_n)), sampling.scale_n
     weights = np.rint(sampling.interpolation_weights(_MAX_INT8_WEIGHT**2))
     high = np.rint(weights / _MAX_INT8_WEIGHT)
     first, second = (b.rescale(product(part), DType.INT32, 1.0) for part in (high, weights - _MAX_INT8_WEIGHT * high))

@@ -1,14 +1,15 @@
-"""Spatial mean of a quantized tensor: depthwise convolutions with all weights 1.
+"""Spatial mean (global average pooling) of a quantized tensor, by depthwise convolutions with all weights 1.
 
 The accumulator is rescaled directly to the quantization parameters of the result. AVG_POOL2D, in contrast, keeps the
 parameters of the input. Each convolution sums rows. A row of the image is viewed as fewer channels and more positions,
 because an Ethos-U stores ten bytes of scale for each channel and processes several positions at once.
 
-Estimates of Vela 5.1 for 7x7x1280 between two 1x1 convolutions (cycles on U55-128, cycles on U85-256, bytes of the
-program for U55-128):
+Estimates of Vela 5.1 for 7x7x1280 between two 1x1 convolutions. The three numbers are cycles on U55-128, cycles on
+U85-256 and bytes of the program for U55-128:
+
 - this implementation: 114,295, 25,376, 80,896
-- a convolution for the rows and one for the columns: 117,682, 26,481, 81,216; without the view as fewer channels:
-  133,094, 44,010, 108,928
+- a convolution for the rows and one for the columns: 117,682, 26,481, 81,216
+- the same, without the view as fewer channels: 133,094, 44,010, 108,928
 - AVG_POOL2D: 140,466, 39,580, 80,576
 - REDUCE_SUM: 184,954, 1,821,092, 81,168
 """
@@ -43,8 +44,8 @@ def spatial_mean(
     Between the convolutions, the partial sums are int16. They are exact if they fit int16. Otherwise each is rounded.
     The rounding error of the mean is then up to 2**-9 of a step of an int8 ``x``, or half a step of an int16 ``x``.
     This error is too large if the result's range is only a few steps of ``x``, for example if means of many elements
-    are close to 0: for [1, 32, 112, 112] with zero mean in A16W8, convolutions gave an SQNR of 38 dB, and REDUCE_SUM
-    gives 78 dB.
+    are close to 0. Example: [1, 32, 112, 112] with zero mean in A16W8 has an SQNR of 38 dB by convolutions, and of
+    78 dB by REDUCE_SUM.
 
     Args:
         is_only_user: whether no other operator reads ``x``. On an Ethos-U, a RESHAPE of a tensor with other readers may
@@ -82,8 +83,10 @@ def _is_mean_over_image_side(b: Builder, x: Value, axes: Sequence[int]) -> bool:
     """Whether the mean is over the height or the width of an image stored as [N, H, W, C], and one kernel covers it.
 
     BC-ResNet and coordinate attention compute such means. The image stays in its layout, without TRANSPOSEs. For
-    x + conv(mean(x)) with [1, 32, 20, 48], Vela 5.2 estimates 154,758 instead of 221,754 cycles on U55-128 and 53,470
-    instead of 97,680 on U85-256 (height), 151,730 instead of 157,734 and 54,236 instead of 70,626 (width).
+    x + conv(mean(x)) with [1, 32, 20, 48], Vela 5.2 estimates these cycles (in the stored layout, with TRANSPOSEs):
+
+    - mean over the height: 154,758 and 221,754 on U55-128, 53,470 and 97,680 on U85-256,
+    - mean over the width: 151,730 and 157,734 on U55-128, 54,236 and 70,626 on U85-256.
     """
     if x.rank != 4 or len(axes) != 1 or axes[0] < 2 or x.shape[axes[0]] > b.target.hardware.max_kernel:
         return False
@@ -93,7 +96,7 @@ def _is_mean_over_image_side(b: Builder, x: Value, axes: Sequence[int]) -> bool:
 def window_means(
     b: Builder, image: Value, q: QParams, kernel: Sequence[int], stride: Sequence[int], out: QParams
 ) -> Value:
-    """Mean of each window of int8 or int16 ``image`` [N, H, W, C], rounded once and quantized with ``out``.
+    """Average pooling: mean of each window of int8 or int16 ``image`` [N, H, W, C], quantized once with ``out``.
 
     Raises:
         Unsupported: the target does not support the depthwise convolution.
@@ -114,18 +117,19 @@ def _split_length(size: int, max_length: int) -> list[int]:
 def _mean_by_convolutions(b: Builder, image: Value, q: QParams, out: QParams, is_only_user: bool) -> Value | None:
     """Mean of an image [N, H, W, C] over rows, then over columns, or over both at once if one kernel covers them.
 
-    None if the partial sums would be too coarse.
+    None if the rounding error of the partial sums exceeds ``_MAX_ERROR``.
 
     If an axis is longer than the longest kernel, kernels sum its parts, and further kernels sum these sums. The parts
     are contiguous in memory, so slicing them costs nothing. A RESHAPE of a tensor with other readers costs cycles: a
-    squeeze-and-excitation block of 112x112x32 takes 877,246 cycles without it, 1,279,638 with it (Vela 5.1, U55-128).
+    squeeze-and-excitation block of 112x112x32 takes 877,246 cycles without the RESHAPE, and 1,279,638 with it (Vela
+    5.1, U55-128).
     """
     batch, height, width, channels = image.shape
     max_kernel = b.target.hardware.max_kernel
     x = FixedPoint.from_value(b, image, q)
     x = x.with_scale(x.scale / (height * width))
     error, max_error = 0.0, _MAX_ERROR * float(out.scale) * (out.qmax - out.qmin)
-    # Whether the image can be viewed in another shape without a copy or a loss of speed (whole groups of 16 channels).
+    # Whether a RESHAPE of the image needs no copy and loses no speed: the NPU processes groups of 16 channels.
     reshape_is_free = is_only_user and channels % _PARALLEL_CHANNELS == 0 and height <= max_kernel
     lengths = (
         [height * width] if reshape_is_free and height * width <= max_kernel else [n for n in (height, width) if n > 1]
@@ -147,7 +151,7 @@ def _mean_by_convolutions(b: Builder, image: Value, q: QParams, out: QParams, is
             partial_sums = b.concat([b.rescale(total, DType.INT16, step) for total in sums], 1)
             bound = 32767 if step < 1 else math.ceil(peak)  # peak * step may round up
             x = FixedPoint(b, partial_sums, -bound, bound, x.scale / step)
-            if step < 1:  # each of the partial sums of a mean is rounded
+            if step < 1:  # the rounding errors of all partial sums of a mean add up
                 error += 0.5 * x.scale * (x.value.size // (batch * channels))
                 if error > max_error:
                     return None
@@ -161,7 +165,7 @@ def _group_channels(row_size: int, channels: int) -> tuple[int, int]:
 
 
 def _sum_row_parts(x: FixedPoint, parts: Sequence[int]) -> list[Value]:
-    """Sum the rows of x [N, rows, W, C] in parts of the given numbers of rows; each sum is INT32 or INT48."""
+    """Split the rows of x [N, rows, W, C] into parts of these lengths; return each part's sum in INT32 or INT48."""
     b, channels = x.b, x.shape[3]
     zeros = b.const(np.zeros(channels), DType.INT48 if x.dtype is DType.INT16 else DType.INT32)
     sums, start = [], 0

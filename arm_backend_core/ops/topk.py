@@ -1,18 +1,18 @@
 """topk: the largest or smallest elements along a dimension.
 
 TOSA has no sort. There are two algorithms. Iterative selection finds the extreme of the remaining elements in each
-step, and keeps only a mask. Selection by rank counts, for each element, the elements that come before it; it compares
-all pairs.
+step, and keeps a mask of the elements that remain. Selection by rank compares all pairs, and counts the elements that
+precede each element in the sorted order.
 
-On Ethos-U, the algorithm with fewer cycles is chosen. If both take too many cycles, topk stays on the CPU. 20 of 300
-elements (INT8, Vela 5.1):
+On Ethos-U, ``choose_algorithm`` takes the one with fewer cycles. If both take too many cycles, topk stays on the CPU.
+Vela 5.1 estimates for the 20 largest of 300 INT8 elements:
 
-========  ===================  ====================  =================  ==================
-NPU       cycles, iteratively  bytes of SRAM         cycles, by rank    bytes of SRAM
-========  ===================  ====================  =================  ==================
-U55-128   340,518              5,744                 3,181,514          548,400
-U85-256   274,187              6,368                 355,372            1,090,800
-========  ===================  ====================  =================  ==================
+=======  =================  =====================  ===============  ===================
+NPU      cycles, iterative  SRAM bytes, iterative  cycles, by rank  SRAM bytes, by rank
+=======  =================  =====================  ===============  ===================
+U55-128  340,518            5,744                  3,181,514        548,400
+U85-256  274,187            6,368                  355,372          1,090,800
+=======  =================  =====================  ===============  ===================
 """
 
 from __future__ import annotations
@@ -39,27 +39,29 @@ Algorithm = Callable[[Builder, Value, DType, int, int, bool], list[Value]]
 #: On targets other than Ethos-U, k above this limit use selection by rank, because each step of the iterative selection
 #: takes eight operators on the whole tensor. Smaller k use selection by rank if there are at most 8 * k elements.
 _MAX_ITERATIVE_K = 5
-#: On all targets, k above _MAX_ITERATIVE_K needs at most _MAX_RANKED_ELEMENTS elements along the dimension, or at most
-#: _MAX_PAIRS pairs of elements (rows * n * n), for example 512 elements in one row. With 1024 elements in one row, the
-#: CPU is faster.
+#: On all targets, topk with k above _MAX_ITERATIVE_K is supported for at most _MAX_RANKED_ELEMENTS elements along the
+#: dimension, or for at most _MAX_PAIRS pairs of elements (rows * n * n), for example 512 elements in one row. With
+#: 1024 elements in one row, the CPU is faster.
 _MAX_RANKED_ELEMENTS, _MAX_PAIRS = 64, 1 << 18
-#: Maximum number of pairs for selection by rank on Ethos-U. Each takes 6 bytes of SRAM on U55, and 12 on U85.
+#: Maximum number of pairs for selection by rank on Ethos-U. A pair takes 6 bytes of SRAM on U55, and 12 on U85.
 _MAX_PAIRS_ON_NPU = 1 << 13
-#: Maximum number of cycles on Ethos-U; beyond it, topk stays on the CPU, whose partial sort takes some tens
-#: of cycles for each element.
+#: Maximum number of cycles on Ethos-U. If topk takes more, it stays on the CPU, whose partial sort takes some tens of
+#: cycles for each element.
 _MAX_CYCLES = 300_000
 
 
 @dataclass(frozen=True)
-class _Costs:
-    """Cycles by Vela's estimates (5.1), for INT8 tensors of 16 to 4,096 elements; they are accurate within 30%.
+class _CycleModel:
+    """Cost model of both algorithms in cycles, fitted to Vela 5.1's estimates within 30%.
+
+    The fit covers INT8 tensors of 16 to 4,096 elements.
 
     Attributes:
-        step: cycles of a selection step for each element.
-        step_start: fixed cycles of a selection step.
-        pair: cycles of selection by rank for each pair of elements along the dimension.
-        rank_start: fixed cycles of selection by rank.
-        min_rows: a step on fewer rows takes as many cycles as one on this number of rows.
+        step: cycles per element of one step of the iterative selection.
+        step_start: constant part of the cycles of one step.
+        pair: cycles of selection by rank per pair of elements along the dimension.
+        rank_start: constant part of the cycles of selection by rank.
+        min_rows: number of rows up to which the cycles of a step do not depend on the number of rows.
     """
 
     step: float
@@ -78,9 +80,9 @@ class _Costs:
 
 
 #: Costs on NPUs without comparison operators (U55, U65), which compare by arithmetic.
-_COSTS_WITHOUT_COMPARISON = _Costs(48, 1200, 45, 10_000, 1)
+_COSTS_WITHOUT_COMPARISON = _CycleModel(48, 1200, 45, 10_000, 1)
 #: Costs on NPUs with comparison operators (U85).
-_COSTS_WITH_COMPARISON = _Costs(23, 300, 4.2, 1_500, 2)
+_COSTS_WITH_COMPARISON = _CycleModel(23, 300, 4.2, 1_500, 2)
 
 
 def choose_algorithm(hardware: Hardware, rows: int, n: int, k: int) -> Algorithm:
@@ -111,7 +113,7 @@ def choose_algorithm(hardware: Hardware, rows: int, n: int, k: int) -> Algorithm
 
 @op(aten.topk.default, kind=AnnotationKind.SHARED, interval=intervals.values_and_indices)
 def topk(cx: Context, x: Operand, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> list[Operand]:
-    """torch.topk with int32 indices, sorted. Equal elements keep their order; NaN counts as the largest."""
+    """torch.topk with int32 indices, sorted. Equal elements keep their order; NaN is larger than any number."""
     b, shape, x = cx.b, cx.shape, atleast_1d(cx, x)
     axis, n = dim % x.rank, x.shape[dim]
     select = choose_algorithm(cx.target.hardware, x.value.size // n, n, k)
@@ -137,7 +139,10 @@ def select_iteratively(b: Builder, x: Value, index_dtype: DType, k: int, axis: i
 
 
 def select_by_rank(b: Builder, x: Value, index_dtype: DType, k: int, axis: int, largest: bool) -> list[Value]:
-    """Return the ``k`` values and their indices. The rank of an element is the number of elements before it."""
+    """Return the ``k`` values and their indices.
+
+    The rank of an element is the number of elements that precede it in the sorted order.
+    """
     order = [*(i for i in range(x.rank) if i != axis), axis]
     rows, n = x.size // x.shape[axis], x.shape[axis]
     axis_last = b.transpose(x, order)
@@ -183,5 +188,8 @@ def _select_extreme(b: Builder, x: Value, remaining: Value, axis: int, *, larges
 def _build_masked_reduction(
     b: Builder, x: Value, candidates: Value, fill_value: float, largest: bool
 ) -> tuple[str, Value]:
-    """Return the name of the reduction, and x with ``fill_value`` in place of elements that are no candidates."""
+    """Return the first two arguments of ``b.reduce`` for the extreme of the candidates.
+
+    They are the name of the reduction, and ``x`` with ``fill_value`` in place of all other elements.
+    """
     return "REDUCE_MAX" if largest else "REDUCE_MIN", b.select(candidates, x, b.const(fill_value, x.dtype))

@@ -36,8 +36,8 @@ def register_unary(overload: OpOverload, formula: Formula | None, **attributes: 
 
     Args:
         overload: the ATen overload.
-        formula: maps the operator's arguments, with tensors as ``FloatExpr``, to the result; None for functions that
-            run only on quantized values.
+        formula: function of the operator's arguments, with tensors as ``FloatExpr``, that returns the result. None for
+            functions that are supported only on quantized values.
         attributes: other attributes of ``Record``.
     """
 
@@ -154,7 +154,7 @@ register_unary(aten.nan_to_num.default, formulas.nan_to_num)
 
 
 _RecurrenceStep = Callable[[FloatExpr, int, FloatExpr, FloatExpr], FloatExpr]
-_MAX_DEGREE = 64  #: each degree takes a few operators
+_MAX_DEGREE = 64  #: Maximum degree of a polynomial: each degree takes a few operators.
 
 
 def _orthogonal_polynomial(first: Callable[[FloatExpr], FloatExpr], step: _RecurrenceStep, *, shifted: bool) -> Formula:

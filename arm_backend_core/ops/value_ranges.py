@@ -1,8 +1,9 @@
-"""Integer ranges and functions of TOSA values, found by following the operators that compute them.
+"""Value range analysis of integer TOSA values (``find_range``), and their representation as functions of int8.
 
-Quantization parameters bound a tensor by the limits of its type. The operators often bound it more tightly: the entries
-of a TABLE, the bounds of a CLAMP, a sum of values that are not negative. A division needs to know that its divisor is
-positive.
+Quantization parameters bound a tensor by the limits of its type. The operators that compute it often bound it more
+tightly: the entries of a TABLE, the bounds of a CLAMP, a sum of values that are not negative. A division, for example,
+needs to know that its divisor is positive. ``find_int8_function`` evaluates a value for all 256 elements of int8, if
+the value is an elementwise function of one int8 tensor.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from arm_backend_core.ops.intervals import Interval
 from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.operators import ELEMENTWISE, Array, evaluate
 
-#: Maximum number of operators that are followed from a value.
+#: Maximum number of operators upstream of a value that the analysis visits.
 _MAX_OPERATORS = 64
 _ALL_INT8 = np.arange(-128, 128).astype(np.int8)
 
@@ -42,7 +43,7 @@ def find_range(value: Value) -> Interval:
 
 
 class _RangeFinder:
-    """Computes ranges of values. After ``_MAX_OPERATORS`` operators, the range of the element type is assumed."""
+    """Computes ranges of values. Beyond ``_MAX_OPERATORS`` operators, it assumes the range of the type."""
 
     def __init__(self) -> None:
         self._ranges: dict[Value, Interval] = {}
@@ -70,8 +71,8 @@ class _RangeFinder:
 _RangeRule = Callable[[Op, list[Interval]], Interval | None]
 
 
-def _evaluate_ends(op: Op, ranges: list[Interval]) -> Interval | None:
-    """Range of a monotonic function of one operand."""
+def _monotonic_range(op: Op, ranges: list[Interval]) -> Interval | None:
+    """Range of a monotonic function of one operand, from the function's values at both ends."""
     if op.attrs.get("per_channel") or op.attrs.get("input_unsigned"):
         return None
     result = evaluate(op, [np.array(ranges[0], dtype=op.inputs[0].dtype.numpy)])
@@ -79,7 +80,7 @@ def _evaluate_ends(op: Op, ranges: list[Interval]) -> Interval | None:
 
 
 def _table_range(op: Op, ranges: list[Interval]) -> Interval:
-    """Range of the entries between the smallest and the largest operand."""
+    """Range of the entries that the operand's range selects. The result of an int16 TABLE has 7 fractional bits."""
     table, (low, high) = np.asarray(op.attrs["table"], dtype=np.int64), ranges[0]
     if op.inputs[0].dtype is DType.INT8:
         entries = table[low + 128 : high + 129]
@@ -107,17 +108,18 @@ def _abs_range(op: Op, ranges: list[Interval]) -> Interval:
 
 
 def _hull(op: Op, ranges: list[Interval]) -> Interval:
-    """Range of an element of any operand."""
+    """Smallest range that contains the ranges of all operands."""
     return intervals.hull(*ranges)
 
 
-def _first(op: Op, ranges: list[Interval]) -> Interval:
+def _first_operand_range(op: Op, ranges: list[Interval]) -> Interval:
+    """Range of the first operand, whose elements the operator moves or selects."""
     return ranges[0]
 
 
 _RANGE_RULES: dict[str, _RangeRule] = {
-    "RESCALE": _evaluate_ends,
-    "CLAMP": _evaluate_ends,
+    "RESCALE": _monotonic_range,
+    "CLAMP": _monotonic_range,
     "TABLE": _table_range,
     "MUL": _product_range,
     "ADD": lambda op, ranges: intervals.add(*ranges),
@@ -128,8 +130,8 @@ _RANGE_RULES: dict[str, _RangeRule] = {
     "REDUCE_SUM": _sum_range,
     "SELECT": lambda op, ranges: intervals.hull(*ranges[1:]),
     "CONCAT": _hull,
-    **dict.fromkeys(("REDUCE_MAX", "REDUCE_MIN", "MAX_POOL2D", "GATHER"), _first),
-    **dict.fromkeys(("IDENTITY", "RESHAPE", "REVERSE", "SLICE", "TILE", "TRANSPOSE"), _first),
+    **dict.fromkeys(("REDUCE_MAX", "REDUCE_MIN", "MAX_POOL2D", "GATHER"), _first_operand_range),
+    **dict.fromkeys(("IDENTITY", "RESHAPE", "REVERSE", "SLICE", "TILE", "TRANSPOSE"), _first_operand_range),
 }
 
 

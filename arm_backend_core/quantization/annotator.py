@@ -32,7 +32,7 @@ from arm_backend_core.ops.registry import AnnotationKind, Record
 from arm_backend_core.quantization.config import QuantizationConfig
 
 ANNOTATION = "quantization_annotation"
-#: Ranges of 8-bit integers as real numbers, [low, high). Their int8 scale is 1.
+#: {8-bit type: (low, high)}, the range [low, high) of its integers as real numbers. int8 represents it with scale 1.
 _RANGES_OF_8_BITS = {torch.int8: (-128.0, 128.0), torch.uint8: (0.0, 256.0)}
 ConfigOf = Callable[[Node], QuantizationConfig | None]
 
@@ -67,8 +67,8 @@ class Annotator:
     def _choose_result_spec(self, node: Node) -> None:
         """Give a result the activation spec with the most levels among the configurations of its readers.
 
-        No reader then gets a result that was rounded to fewer levels than its own configuration has. A function in
-        ``FusionPlan.chain_base``, and a result without quantized readers, keep the spec of their own configuration.
+        No reader then gets a result that was rounded to fewer levels than its own configuration has. Functions of a
+        chain (``FusionPlan.chain_base``), and results without quantized readers, keep the spec of their configuration.
         """
         has_several_results = isinstance(node.meta["val"], (list, tuple))
         users = [user for getitem in node.users for user in getitem.users] if has_several_results else list(node.users)
@@ -136,7 +136,7 @@ class Annotator:
             return
         plan = self.plan
         if not plan.is_computed_in_integers(node):
-            return  # stays in floating point; an integer-only target reports the reason
+            return  # the node stays in floating point; lowering to an integer-only target reports the reason
         inputs: dict[Node, QuantizationSpecBase | None] = {
             source: self._input_spec(node, source)
             for source in plan.activation_operands(node)
@@ -192,11 +192,12 @@ class Annotator:
 
         The first case that applies:
 
-        - exact integers that the node can read unchanged: the producer's spec,
-        - an int16 result inside of a recurrent layer, if the node has no weights: the producer's spec,
-        - the node benefits from int16, and it is in a recurrent layer or the source is int16 or constant:
-          ``int16_activation``,
-        - all other operands: ``activation``.
+        - The source holds exact integers, which the node can read unchanged: the producer's spec.
+        - The source is an int16 result of a recurrent layer, and the node in this layer has no weights: the producer's
+          spec.
+        - The node benefits from int16, and it is in a recurrent layer, or the source is int16 or constant:
+          ``int16_activation``.
+        - Otherwise: ``activation``.
         """
         config, record = self.configs[node], self.records[node]
         has_one_operand = record.is_univariate or (
@@ -262,7 +263,7 @@ class Annotator:
         shared = SharedQuantizationSpec((first, node))
         inputs: dict[Node, QuantizationSpecBase | None] = {first: self._input_spec(node, first)}
         for other in others:
-            # Operands with the same owner share a scale already: a second link would create a cycle.
+            # Operands with the same scale owner share a scale already. A second link would create a cycle.
             if self._scale_owner(other) is self._scale_owner(first):
                 inputs[other] = self._input_spec(node, other)
             else:

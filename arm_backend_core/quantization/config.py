@@ -24,8 +24,8 @@ class QuantizationConfig:
         activation: spec of inputs and results of operators.
         weight: spec of weights; if None, operators with weights stay in floating point.
         int16_activation: int16 spec of mixed precision. It applies to the tensors for which ``FusionPlan`` chooses
-            int16, for example those that are read by operators with more than 8 bits of internal precision (layer_norm,
-            softmax), and the residual additions that produce their inputs. If None, these tensors use ``activation``.
+            int16. Examples are the inputs of operators with more than 8 bits of internal precision (layer_norm,
+            softmax), and the results of the residual additions before them. If None, these tensors use ``activation``.
     """
 
     activation: QuantizationSpec
@@ -51,7 +51,7 @@ def _int8_weight(is_per_channel: bool, quant_max: int = 127) -> QuantizationSpec
 def get_symmetric_quantization_config(
     is_per_channel: bool = True, observer: type[RangeObserver] = ActivationObserver
 ) -> QuantizationConfig:
-    """Return int8 activations (affine) and int8 weights (symmetric), with int16 for tensors that benefit from it."""
+    """Return int8 activations (affine) and int8 weights (symmetric); tensors that benefit from int16 become int16."""
     return QuantizationConfig(_int8_activation(observer), _int8_weight(is_per_channel), _INT16)
 
 

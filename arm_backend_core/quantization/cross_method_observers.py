@@ -20,7 +20,7 @@ def share_observers_across_methods(observed: Mapping[str, ObservedProgram], mode
     """Give each tensor that several methods have in common one observer for all methods.
 
     Common tensors are the parameters and buffers that several methods use. If a module runs the same sequence of
-    operators in every method that uses it, the operands and results of these operators are common too.
+    operators in every method that calls it, the operands and results of these operators are common too.
     """
     from arm_backend_core.quantization.graph_observers import merge_observers, set_observer_properties
     from arm_backend_core.quantization.state_observers import unify_state_observers
@@ -55,7 +55,7 @@ def share_observers_across_methods(observed: Mapping[str, ObservedProgram], mode
 
 
 def _modules_by_path(model: Any) -> dict[str, Hashable]:
-    """Map module paths to module identities; empty for a captured program, which has paths but no module objects."""
+    """Return {path of a module: its ``id``}; empty for a captured program, which has no module objects."""
     if not isinstance(model, torch.nn.Module):
         return {}
     return {path: id(module) for path, module in model.named_modules(remove_duplicate=False)}

@@ -12,9 +12,9 @@ from torch.fx import Graph, Node, map_arg
 from arm_backend_core.nodes import BRANCH_SELECT
 from arm_backend_core.ops.loop_markers import LOOP_OUT
 
-#: A condition (or the select node that reads it) and the value of the condition.
+#: (condition, its value). In ``GraphInterpreter.taken_branches``, the select node stands in for its condition.
 Branch = tuple[Any, bool]
-#: By node, the branches that must all be taken for its result to be read.
+#: {node: branches}. The node's result is read only if all of these branches are taken.
 BranchConditions = Mapping[Node, tuple[Branch, ...]]
 
 
@@ -26,7 +26,7 @@ class GraphInterpreter:
 
     Args:
         conditions: from ``find_branch_conditions``, or empty.
-        taken: the initial ``taken_branches``, extended in place.
+        taken: the initial ``taken_branches``. ``run`` adds branches to this set.
 
     Attributes:
         taken_branches: branches taken so far.
@@ -35,7 +35,9 @@ class GraphInterpreter:
     def __init__(self, graph: Graph, conditions: BranchConditions, taken: set[Branch] | None = None) -> None:
         self._nodes, self._conditions = list(graph.nodes), conditions
         self.taken_branches: set[Branch] = set() if taken is None else taken
-        has_loops = any(node.target is LOOP_OUT for node in self._nodes)  # a loop reads values again: all are kept
+        has_loops = any(
+            node.target is LOOP_OUT for node in self._nodes
+        )  # each iteration of a loop reads values again, so no value is freed
         last = {source: node for node in self._nodes for source in node.all_input_nodes if not has_loops}
         self._last_reads: dict[Node, list[Node]] = {}
         for source, node in last.items():
@@ -105,7 +107,7 @@ class GraphInterpreter:
 
 
 def find_branch_conditions(graph: Graph) -> dict[Node, tuple[Branch, ...]]:
-    """Find the branches that must be taken for a node's result to be read, the outermost condition first."""
+    """For each node, find the branches that must be taken for its result to be read, the outermost first."""
     paths: dict[Node, tuple[Branch, ...]] = {}
     for node in reversed(graph.nodes):
         user_paths = []

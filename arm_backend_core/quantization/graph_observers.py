@@ -15,7 +15,7 @@ from arm_backend_core.ops.registry import AnnotationKind
 from arm_backend_core.quantization.annotator import is_cast_from_integers
 from arm_backend_core.quantization.observer import RangeObserver, WeightObserver
 
-#: Observers by node for a result, by (source, reader) for an operand.
+#: {node: observer of its result, (source, reader): observer of the operand ``source`` of ``reader``}.
 Observers = dict[Node | tuple[Node, Node], Any]
 
 
@@ -62,10 +62,10 @@ def merge_observers(observers_by_graph: Sequence[Observers], key_of: Callable[[N
 def set_observer_properties(*observed_graphs: tuple[GraphModule, Mapping[Node | tuple[Node, Node], Any]]) -> None:
     """Set the properties of each observer's tensor: description, whether constant, whether cast from integers.
 
-    The observer of a weight also gets the biases that are added to the products of the weight.
+    The observer of a weight also gets the biases of the layers that read the weight (``register_bias``).
 
     Args:
-        observed_graphs: graphs with their observers. Several graphs may share observers.
+        observed_graphs: (module of a graph, its observers) pairs. Graphs may share observers.
     """
     sources: dict[RangeObserver, list[Node]] = {}
     constants = set[Node]()
@@ -105,10 +105,10 @@ def register_bias(model: GraphModule, node: Node, observers: Mapping[Node | tupl
 def find_observed_weight(
     observers: Mapping[Node | tuple[Node, Node], Any], node: Node
 ) -> tuple[Node, WeightObserver] | None:
-    """The weight of a layer and its observer.
+    """Return the weight of a layer and the observer of the weight.
 
-    None if ``node`` is no layer, the weight is no constant, its output channels are not its first dimension, or it has
-    no ``WeightObserver``.
+    None if ``node`` is no layer, or the weight is no constant, has output channels that are not its first dimension, or
+    has no ``WeightObserver``.
     """
     record = find_record(node)
     if record is None or record.kind is not AnnotationKind.CONV or record.weight_axis(node):

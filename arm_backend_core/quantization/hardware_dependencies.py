@@ -34,6 +34,9 @@ class TrackedHardware(Hardware):
 
 
 def find_changed_dependencies(dependencies: Mapping[str, Any], hardware: Hardware) -> dict[str, tuple[Any, Any]]:
-    """Return the recorded attributes with another value in ``hardware``: name -> (recorded value, other value)."""
+    """Return the attributes whose value in ``hardware`` differs from the recorded value.
+
+    The result has the form {"chains": (recorded value, value in ``hardware``)}.
+    """
     pairs = {name: (value, getattr(hardware, name)) for name, value in dependencies.items()}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}

@@ -1,7 +1,7 @@
 """Lifted constants: turn the parameters, buffers and constants of a program into attributes of its module, and back.
 
-Between ``unlift`` and ``lift``, the graph writes the new values of buffers itself. State then carries over from
-sample to sample.
+Between ``unlift`` and ``lift``, nodes of the graph write the new values of buffers (``write_buffer_mutations``). State
+then carries over from one calibration sample to the next.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ def unlift(
 
     Args:
         program: its graph is edited.
-        states: copies of buffers, by the identity of the original; the function adds the missing ones. The attributes
-            of buffers are these copies.
+        states: {identity of a buffer: copy of the buffer}. The function adds missing buffers. The module's
+            attributes of buffers are these copies.
 
     Returns:
-        Input specs by attribute name, and the identity of the tensor behind each node.
+        {attribute name: input spec}, and {node of an attribute: identity of its tensor}.
     """
     module, graph = program.graph_module, program.graph
     placeholders = graph.find_nodes(op="placeholder")
@@ -119,7 +119,7 @@ def lift(program: ExportedProgram, specs: dict[str, InputSpec], mode: FakeTensor
 def make_fake(mode: FakeTensorMode | None, example: Tensor, dtype: torch.dtype) -> Tensor:
     """Make a fake tensor with the shape and strides of ``example``; without a ``mode``, make a meta tensor.
 
-    PyTorch's own functions take half a millisecond for a fake tensor.
+    It calls the constructor directly, because PyTorch's functions take half a millisecond for a fake tensor.
     """
     empty = torch.empty_strided(example.shape, example.stride(), dtype=dtype, device="meta")
     return empty if mode is None else FakeTensor(mode, empty, example.device)

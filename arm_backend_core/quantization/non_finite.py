@@ -23,12 +23,12 @@ _ADVICE: Mapping[tuple[str, NonFiniteKind], str] = {
     ("constant", "NaN"): "replace the NaN by numbers, for example with torch.nan_to_num",
     ("constant", "an infinity"): _INFINITE_CONSTANT,
     ("result", "NaN"): (
-        "keep the operands where the result is a number, for example with clamp() before a logarithm or a square root, "
-        "or a small number added to a divisor"
+        "limit the operands to values for which the result is a number, for example with clamp() before a logarithm or "
+        "a square root, or a small number added to a divisor"
     ),
     ("result", "an infinity"): (
-        "keep the operands where the result is finite, for example with clamp(); where a constant of the model is "
-        f"infinite, {_INFINITE_CONSTANT}"
+        "limit the operands to values for which the result is finite, for example with clamp(); if a constant of the "
+        f"model is infinite, {_INFINITE_CONSTANT}"
     ),
 }
 
@@ -62,7 +62,7 @@ def format_non_finite_message(tensor: str, kind: NonFiniteKind) -> str:
 
 
 def suggest_remedy(node: Node, kind: NonFiniteKind) -> str:
-    """What to change so that a tensor contains no NaN and no infinity."""
+    """Say what the user can change so that a tensor contains no NaN and no infinity."""
     if node.op == "placeholder":
         return _ADVICE["input", kind]
     return _ADVICE["constant" if node in constant_nodes(node.graph) else "result", kind]

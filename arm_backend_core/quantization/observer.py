@@ -19,7 +19,8 @@ from arm_backend_core.quantization.non_finite import NonFiniteError, NonFiniteKi
 
 #: Maximum number of values kept for the histogram; beyond it every other value is dropped.
 _MAX_KEPT_VALUES = 1 << 16
-#: Number of observed values from which the range with the least squared error replaces the widened minimum and maximum.
+#: With at least this number of observed values, ``ActivationObserver`` takes the range with the least squared error.
+#: With fewer, it takes the widened minimum and maximum.
 MIN_HISTOGRAM_VALUES = 8192
 #: Number of bins of a histogram, and number of parts into which the candidate ends of a range divide the histogram.
 _BINS, _CANDIDATES = 2048, 256
@@ -42,7 +43,7 @@ class _Statistics:
         count: number of observed elements.
         values: sampled elements, float32, 1-D.
         kept_count: number of elements in ``values``.
-        stride: every ``stride``-th element is sampled; from large tensors, fewer elements.
+        stride: every ``stride``-th element is sampled. From large tensors, fewer elements are sampled.
         is_integer: whether all values were integers; None if not checked.
         parameters: cached scale and zero point.
     """
@@ -61,8 +62,8 @@ class RangeObserver(ObserverBase):
     """Tracks the minimum and maximum of a tensor; subclasses derive the quantized range from the statistics.
 
     Attributes:
-        scale_of_zeros: scale of an all-zero tensor. With a smaller scale, the bias would overflow int32, because the
-            scale of the bias is the activation's scale times the weight's scale.
+        scale_of_zeros: scale of an all-zero tensor. With a smaller scale, the bias of a layer that reads the tensor
+            would overflow int32: its scale is the activation's scale times the weight's scale.
         description: the observed tensor in words, for messages.
         is_constant: whether the tensor is a constant, so that no other values can occur.
         is_integer: whether the tensor is a cast of integers. A scale below 1 is then rounded up to a power of
@@ -130,8 +131,9 @@ class RangeObserver(ObserverBase):
         """Compute parameters for a range extended to 0, which is represented exactly: padding and relu produce it.
 
         A symmetric range of int16 is 65,535 steps wide, as in torchao. Its largest magnitude is 32767.5 steps from 0:
-        clipping to 32767 costs half a step there, no more than rounding does elsewhere. (ExecuTorch's A16W8 quantizer
-        takes 32767 steps: 15 ppm coarser. For uniform and normal values, the SQNR differs by 0.004 dB.)
+        clipping to 32767 costs half a step there, no more than rounding does elsewhere. In ExecuTorch's A16W8
+        quantizer, the largest magnitude is 32767 steps from 0, so that the scale is 15 ppm coarser. For uniform and
+        normal values, the SQNR of both differs by 0.004 dB.
         """
         low, high = np.minimum(low, 0.0).reshape(-1), np.maximum(high, 0.0).reshape(-1)
         if self.qscheme in _SYMMETRIC:
@@ -152,7 +154,8 @@ class RangeObserver(ObserverBase):
 class FixedRangeObserver(RangeObserver):
     """Fixed parameters of a result such as ``tanh``, unless observed values lie beyond the fixed range.
 
-    A buffer that several methods write may also hold values of a method without the fixed range.
+    Such values occur in a buffer that several methods write: one method writes the result of ``tanh``, another method
+    writes the result of another operator.
 
     Args:
         fixed: observer with the fixed parameters.
@@ -259,7 +262,10 @@ def find_min_mse_range(values: Tensor, low: Bounds, high: Bounds, steps: int) ->
 
 
 def _moments_below(values: Tensor, edges: Array) -> Array:
-    """Compute count, sum and sum of squares of the values below each edge; last column: of all. [3, edges + 1]."""
+    """Compute the count, the sum and the sum of squares of the values below each edge, [3, edges + 1].
+
+    The last column is for all values.
+    """
     first, last = float(edges[0]), float(edges[-1])
     counts = torch.histc(values, len(edges) - 1, first, last).numpy()
     centres = (edges[1:] + edges[:-1]) / 2
@@ -286,7 +292,7 @@ def _rounding_error(moments: Array, edges: Array, step: Array) -> Array:
 
 
 def _clipping_error(moments: Array, bounds: Array) -> tuple[Array, Array]:
-    """Compute count and squared clipping error of the values beyond each bound, from the moments of these values."""
+    """Compute the number and the squared clipping error of the values beyond each bound, from their moments."""
     count, total, squares = moments
     return count, squares - 2 * bounds * total + bounds**2 * count
 
@@ -297,9 +303,9 @@ class WeightObserver(RangeObserver):
     With fewer than ``MIN_UNCLIPPED_LEVELS`` levels on a side (int4), the range has the least squared error instead.
 
     The bias is int32 with the scale of the accumulator, activation scale times weight scale. The bias would overflow if
-    the activation is 0 in all samples, or all weights of a channel are 0. The weight's scale is then enlarged until the
-    bias fits. The loss of precision is small: the bias then has 2**30 steps of the accumulator, and a product of two
-    int8 values has at most 2**15.
+    the activation is 0 in all samples, or all weights of a channel are 0. In these cases, the observer enlarges the
+    weight's scale until the bias is at most 2**30 accumulator steps. The loss of precision is small, because a product
+    of two int8 values is at most 2**15 accumulator steps.
     """
 
     scale_of_zeros = SMALLEST_SCALE
@@ -309,7 +315,7 @@ class WeightObserver(RangeObserver):
         self.bias_constraints: list[tuple[RangeObserver, Array]] = []
 
     def add_bias_constraint(self, activation: RangeObserver, bias: Tensor) -> None:
-        """Register a bias (one value per channel) that is added to products with the int8 tensor of ``activation``."""
+        """Register the bias of a layer that reads this weight, and the observer of the layer's int8 input."""
         self.bias_constraints.append((activation, bias.detach().abs().double().numpy(force=True)))
 
     def _constrain_scale(self, scale: Array) -> Array:

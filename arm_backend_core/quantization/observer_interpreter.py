@@ -20,14 +20,14 @@ class ObserverInterpreter(GraphInterpreter):
 
     Args:
         model: the module of the program with observers.
-        callbacks_by_node: observers and other functions that are called with the result of a node.
+        callbacks_by_node: {node: observers and other functions to call with the node's result}.
         conditions, taken: as in ``GraphInterpreter``.
-        fill_values: by node, the number that replaces NaN and infinities in its result. The callbacks of these nodes
-            are not called.
+        fill_values: {node: number that replaces NaN and infinities in its result}. The interpreter does not call the
+            callbacks of these nodes.
 
     Attributes:
-        problems: "NaN" or "an infinity", by node whose result contains it.
-        finite_ranges: (minimum, maximum) of the finite values, by node of a tensor with non-finite values.
+        problems: {node whose result contains non-finite values: "NaN" or "an infinity"}.
+        finite_ranges: {node in ``problems``: (minimum, maximum) of the finite values of its result}.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class ObserverInterpreter(GraphInterpreter):
     def on_result(self, node: Node, value: Any) -> Any:
         """Call the callbacks with the value, and return it.
 
-        If an observer rejects non-finite elements, the method records the problem. It replaces infinities by the finite
-        maximum and minimum, and NaN by 0. It also applies ``fill_values``, and clamps the value if the node has a
-        ``CALIBRATION_MINIMUM``.
+        The method first clamps the value if the node has a ``CALIBRATION_MINIMUM``. If the node is in ``fill_values``,
+        the method fills non-finite elements, and calls no callback. If an observer rejects non-finite elements, the
+        method records the problem, and replaces infinities by the finite maximum and minimum, and NaN by 0.
         """
         callbacks = self._callbacks_by_node.get(node, ())
         if CALIBRATION_MINIMUM in node.meta:

@@ -1,7 +1,7 @@
 """Post-training quantization (PTQ) of an exported program, in place.
 
-For the same annotations, the result equals that of torchao's ``prepare_pt2e``, calibration and ``convert_pt2e``:
-quantize and dequantize operators replace the observers. The modules of ``algorithms`` also change the graph, the
+With the same annotations, torchao's ``prepare_pt2e``, calibration and ``convert_pt2e`` give the same result: quantize
+and dequantize operators replace the observers. The modules of ``algorithms`` also change the graph, the
 annotations and the observers. The graph is edited directly: no module is built, traced or exported again.
 """
 
@@ -50,7 +50,7 @@ from arm_backend_core.quantization.observer import RangeObserver
 from arm_backend_core.quantization.observer_interpreter import ObserverInterpreter
 
 _Q = torch.ops.quantized_decomposed
-CHUNK_ELEMENTS = 1 << 16  #: Elements of a constant that are processed at a time.
+CHUNK_ELEMENTS = 1 << 16  #: Number of elements of a constant that algorithms process at a time.
 
 
 @dataclass
@@ -58,8 +58,8 @@ class SharedTensors:
     """Tensors that several programs share.
 
     Attributes:
-        states: copies of buffers, by the identity of the original. Calibration writes the copies.
-        constants: quantized parameters, by observer and identity of the float parameter.
+        states: {identity of a buffer: copy of the buffer}. Calibration writes the copies.
+        constants: {(observer, identity of a float parameter): quantized parameter}.
     """
 
     states: dict[TensorIdentity, Tensor] = field(default_factory=dict)
@@ -99,22 +99,22 @@ class ObservedProgram(torch.nn.Module):
     Args:
         program: from ``torch.export.export``. Its graph is edited; its tensors and the samples do not change.
         quantizer: annotates the program.
-        shared: tensors that this program shares with other methods of the model. A method starts from the state that
-            the method before it leaves. The methods may share observers.
+        shared: tensors that this program shares with other methods of the model. Each method starts from the state that
+            the preceding method leaves. The methods may share observers.
         algorithms: names of quantization algorithms. The constructor applies those that change the graph, the
             annotations or the observers.
 
     Attributes:
-        tensor_ids: identity of the tensor behind each node of a parameter, buffer or constant.
+        tensor_ids: {node of a parameter, buffer or constant: identity of its tensor}.
         has_parameters: whether an operator reads a parameter.
         graph_module: the program's module; parameters and buffers are attributes.
-        observers: by node for a result, by (source, reader) for an operand.
+        observers: {node: observer of its result, (source, reader): observer of the operand ``source`` of ``reader``}.
         concat_scales: scales of concatenations; the caller calls its ``apply`` between calibration and ``convert``.
         value_hooks: (node, callback) pairs; calibration calls the callback with each value of the node.
-        original_values: values of attributes that an algorithm replaced, by name.
-        float_constants: values of quantized constants before quantization, of biases before bias correction; by name.
-        ranges: minimum and maximum of each quantized tensor, by the name of its quantize operator.
-        last_sample: the last sample, its results, and the buffers before it.
+        original_values: {attribute name: value before an algorithm replaced it}.
+        float_constants: {attribute name: value of a constant before quantization, or of a bias before its correction}.
+        ranges: {name of a quantize node: (minimum, maximum) of its operand in calibration}.
+        last_sample: the last sample, its results, and the buffers before the sample.
 
     Raises:
         ModelError: the quantizer cannot annotate this program.
@@ -356,8 +356,8 @@ _SPEC_FIELDS = ("dtype", "is_dynamic", "quant_min", "quant_max", "qscheme", "ch_
 def _group_observers(qspecs: dict[Any, Any]) -> dict[Any, int]:
     """Assign each observed node and edge the number of its observer, as torchao does, with fewer comparisons.
 
-    torchao compares each reader of a tensor with every other reader. It therefore gets only the first reader with each
-    spec. Specs that share the parameters of another reader are redirected to the first reader with an equal spec.
+    torchao compares each reader of a tensor with every other reader. This function therefore passes only the first of
+    the readers with equal specs. A spec that refers to an omitted reader is changed to refer to the first reader.
     torchao follows a chain of shared scales recursively, so the recursion limit is raised.
     """
     first: dict[Any, Any] = {}

@@ -15,7 +15,7 @@ from arm_backend_core.quantization import (
     get_symmetric_a16w8_quantization_config,
     get_symmetric_quantization_config,
 )
-from arm_backend_core.quantization.algorithms.channel_affine import Outcome, fold_channel_affines
+from arm_backend_core.quantization.algorithms.channel_affine import RewriteOutcome, fold_channel_affines
 from arm_backend_core.quantization.config import QuantizationConfig
 from arm_backend_core.targets.hardware import HARDWARE, Hardware
 from arm_backend_core.tosa.passes.rewrite_tracing import TRACE_VARIABLE
@@ -132,7 +132,7 @@ def _folded(
     function: Callable[[Layers, Tensor], Tensor],
     hardware: Hardware = U55,
     config: QuantizationConfig | None = CONFIG,
-) -> list[Outcome]:
+) -> list[RewriteOutcome]:
     """Rewrite a captured function, and check that its results do not change."""
     model, x = Layers(function).eval(), torch.rand(1, 4, 6, 6, generator=torch.Generator().manual_seed(1))
     module = torch.export.export(model, (x,)).module()

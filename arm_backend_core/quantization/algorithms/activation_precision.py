@@ -2,13 +2,14 @@
 
 The pass changes annotations, before the quantizer inserts observers.
 
-- ``attention_scales``: attention weights (also those of soft-argmax) stay int8, with a calibrated scale. The fixed
-  scale 1/256 of a softmax would lose most of their information, because many attention weights are small.
-- ``int16_outputs``: model outputs become int16 if their operator ends in a RESCALE, which produces int16 at the cost of
-  int8, and no other operator reads them. Model outputs are converted to float anyway.
-- ``int16_angles``: operands of sine and cosine that are products with frequencies (timesteps of diffusion models,
-  positional embeddings) span many periods. 256 levels cannot represent a range of a thousand radians. The angles and
-  both factors become int16.
+- ``attention_scales``: softmax results that only products or sums read (attention weights, soft-argmax) stay int8, with
+  a calibrated scale. The fixed scale 1/256 of a softmax would lose most of their information, because many attention
+  weights are small.
+- ``int16_outputs``: a model output becomes int16 if no operator reads it and its own operator ends in a RESCALE. A
+  RESCALE to int16 takes as many cycles as a RESCALE to int8, and model outputs are converted to float anyway.
+- ``int16_angles``: operands of sine and cosine that are products with constant frequencies become int16, and so do
+  the two factors. Such angles (timesteps of diffusion models, positional embeddings) span many periods, and 256
+  levels cannot represent a range of a thousand radians.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from arm_backend_core.quantization.observer import RangeObserver
 
 _PRODUCT_OPS = {getattr(torch.ops.aten, name).default for name in ("matmul", "bmm", "mm", "einsum")}
 _PRODUCT_OPS |= {torch.ops.aten.mul.Tensor, torch.ops.aten.sum.dim_IntList}
-#: Smallest upper bound of a probability range. The scale is then 2**-14, four times the error of the integer softmax.
+#: Smallest upper bound of the range of attention weights. Its int8 scale is 2**-14, four times the error of the integer
+#: softmax.
 _MIN_UPPER_BOUND = 2.0**-6
 #: A constant is treated as the frequencies of an embedding if the ratio of its largest to its smallest magnitude is at
 #: least this.
@@ -75,14 +77,14 @@ def _has_unit_range(spec: FixedQParamsQuantizationSpec) -> bool:
 
 
 def _is_attention_weight(node: Node) -> bool:
-    """Whether the node has readers and all of them, also through data movement, are products or sums."""
+    """Whether only products and sums read the node, directly or through data movement, and it has readers."""
     movement = [user for user in node.users if has_shared_qparams(user)]
     other_ops = {overload_of(user.target) for user in node.users if user not in movement}
     return bool(node.users) and other_ops <= _PRODUCT_OPS and all(map(_is_attention_weight, movement))
 
 
 def _can_return_int16(node: Node) -> bool:
-    """Whether only the model's output reads the node and its operator can produce int16."""
+    """Whether only the model's output reads the node and its operator can produce int16 without more cycles."""
     record = find_record(node)
     if record is None or any(user.op != "output" or user.meta.get(ANNOTATION) for user in node.users):
         return False
@@ -109,7 +111,7 @@ def _use_int16_for_angles(graph: Graph) -> None:
 
 
 def _trace_movement(reader: Node, source: Node | None = None) -> Iterator[Node]:
-    """Yield the data-movement nodes in front of ``reader``, last one first, then the node that they move.
+    """Yield the data-movement nodes before ``reader``, the last one first, then the node whose result they move.
 
     Args:
         source: the operand of ``reader`` at which to start; None for the first operand.

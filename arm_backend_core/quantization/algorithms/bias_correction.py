@@ -1,8 +1,8 @@
-"""Bias correction: subtract the mean quantization error of the weights' products from the bias.
+"""Bias correction: subtract from the bias the mean output error that weight quantization causes.
 
 With weights w + e instead of w, a sum over inputs x has the mean error sum(e * mean(x)). Behind a relu, where means are
 not 0, this mean error is most of the error of weight quantization (Nagel et al. 2019, "Data-Free Quantization Through
-Weight Equalization and Bias Correction"; here mean(x) is measured on the calibration samples).
+Weight Equalization and Bias Correction"). This module measures mean(x) on the calibration samples.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from arm_backend_core.quantization.ptq import CHUNK_ELEMENTS, ObservedProgram
 
 @dataclass(frozen=True)
 class _WeightUse:
-    """Operators of one model that share a weight and a bias (or have no bias)."""
+    """Operators of one model that share a weight, and share a bias or have none."""
 
     model: ObservedProgram
     weight: Node
@@ -40,7 +40,7 @@ class _WeightUse:
 
     @property
     def bias_identity(self) -> Hashable:
-        """Identity of the bias among the model's tensors; None if there is no bias or a pass created it."""
+        """Identity of the bias among the model's tensors; None if there is no bias, or if a pass created the bias."""
         return None if self.bias is None else self.model.tensor_ids.get(self.bias)
 
     @property
@@ -66,7 +66,7 @@ class BiasCorrection:
     def __init__(self, models: Sequence[ObservedProgram]) -> None:
         groups: dict[Hashable, list[_WeightUse]] = {}
         for model in models:
-            # Layers of a model that share tensors are corrected separately: their keys differ in this count.
+            # Layers of one model that share tensors have equal keys. This count keeps them in separate groups.
             use_counts = Counter[Hashable]()
             for use in _find_uses(model):
                 key = use.key if len(models) > 1 else (use.weight, use.bias)  # hashing values takes time
@@ -89,7 +89,7 @@ class BiasCorrection:
                     use.model.value_hooks += [(source, mean) for source in sources]
 
     def apply(self) -> None:
-        """Correct the biases, after the samples and before the models are quantized."""
+        """Correct the biases. Call this after calibration, and before the models are quantized."""
         for uses, mean in self._layers:
             if mean.count:
                 old, new = _correct_bias(uses[0], mean)
@@ -115,7 +115,7 @@ def _tensor_key(model: ObservedProgram, node: Node) -> Hashable:
 
 
 def _correct_bias(use: _WeightUse, mean: _ChannelMean) -> tuple[Tensor, Tensor]:
-    """Return the bias and the corrected bias."""
+    """Return the bias before and after the correction; zeros before the correction if the operator has no bias."""
     mean_error = _mean_output_error(use.model, use.weight, use.nodes[0], mean)
     if use.bias is None:
         old = torch.zeros(len(mean_error), dtype=torch.float32)
@@ -179,8 +179,8 @@ class _ChannelMean:
 def _find_quantized_operands(model: ObservedProgram, node: Node) -> tuple[Node, Node | None] | None:
     """Return weight (output channels first) and bias of an operator whose bias may be corrected, else None.
 
-    The weight must be quantized, the bias an attribute or, outside of recurrent layers, missing. No RMS norm may read
-    the result.
+    The weight must be quantized. The bias must be an attribute; outside of recurrent layers, it may also be missing. No
+    RMS norm may read the result.
     """
     record, observed = find_record(node), find_observed_weight(model.observers, node)
     if record is None or observed is None or _is_read_by_rms_norm(node):

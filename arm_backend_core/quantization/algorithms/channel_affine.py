@@ -2,9 +2,10 @@
 
 Networks normalize their input, (x / 255 - mean) / std with mean and std [C, 1, 1], freeze batch norms as
 x * scale + shift, and scale a branch by one parameter per channel (layer scale, Touvron et al. 2021). Such a chain is
-one function y = gain[c] * x + offset[c]. If its operators were quantized one by one, each would round, and those in
-front of a division or a residual sum would be int16. The function is folded into the layer that computes x, else into
-the layer that reads y, else it becomes a depthwise 1x1 convolution (``aten/layer_affine.py``).
+one function y = gain[c] * x + offset[c]. If its operators were quantized one by one, each would round, and the
+operators before a division or a residual sum would be int16. The function is folded into the layer that computes x. If
+this is not possible, it is folded into the layer that reads y, or becomes a depthwise 1x1 convolution
+(``aten/layer_affine.py``).
 """
 
 from __future__ import annotations
@@ -42,12 +43,13 @@ _PERMUTATIONS = (aten.permute.default, aten.transpose.int)
 _REORDERS = (*_PERMUTATIONS, aten.view.default, aten.reshape.default)
 
 
-class Outcome(NamedTuple):
-    """How a chain was rewritten.
+class RewriteOutcome(NamedTuple):
+    """How a chain of sums and products with constants per channel was rewritten.
 
     Attributes:
         last: name of the chain's last operator.
-        rewrite: "producer", "reader" or "depthwise"; None if the chain stays.
+        rewrite: "producer" (folded into the layer before the chain), "reader" (folded into the layer after it) or
+            "depthwise" (replaced by a depthwise convolution); None if the chain stays.
         reasons: why the rewrites that were tried before ``rewrite`` do not apply, or why the chain stays.
     """
 
@@ -62,8 +64,8 @@ class Outcome(NamedTuple):
 
 def fold_channel_affines(
     module: GraphModule, hardware: Hardware, config_of: Callable[[Node], QuantizationConfig | None]
-) -> list[Outcome]:
-    """Fold the affine functions of channels of a graph that is going to be quantized.
+) -> list[RewriteOutcome]:
+    """Fold chains of sums and products with constants per channel into layers, before the graph is quantized.
 
     Args:
         module: the module to edit. Its graph is functional.
@@ -71,11 +73,12 @@ def fold_channel_affines(
         config_of: returns the quantization configuration of a node; None for floating point.
 
     Returns:
-        The outcomes: of the chains along dimension 1, last chain first, then of the chains along the last dimension.
+        One outcome per chain: first the chains along dimension 1, in reverse program order, then the chains along the
+        last dimension, also in reverse order.
     """
-    constants, outcomes = Constants(module), list[Outcome]()
+    constants, outcomes = Constants(module), list[RewriteOutcome]()
     rewriter: _Rewriter | None = None
-    for axis in (1, -1):  # in this order, because more rewrites apply to a chain along dimension 1
+    for axis in (1, -1):  # dimension 1 first, because more rewrites apply to chains along it
         # Backwards, because the source of a chain may be the result of another one.
         for chain in reversed(find_affine_chains(module.graph, constants, axis)):
             rewriter = rewriter or _Rewriter(constants, hardware, config_of, _find_int16_paths(module))
@@ -107,7 +110,7 @@ def _is_arithmetic(node: Node) -> bool:
 def _trace_back(node: Node) -> Iterator[Node]:
     """Yield the elementwise and data movement operators upstream of ``node``, up to layers and inputs."""
     pending = list(node.all_input_nodes)
-    for source in pending:  # grows
+    for source in pending:  # the loop appends to pending
         if _is_arithmetic(source):
             yield source
             pending += [x for x in source.all_input_nodes if x not in pending]
@@ -122,11 +125,11 @@ class _Rewriter:
     config_of: Callable[[Node], QuantizationConfig | None]
     int16_paths: set[Node]
 
-    def rewrite(self, chain: AffineChain) -> Outcome:
+    def rewrite(self, chain: AffineChain) -> RewriteOutcome:
         """Apply the first rewrite that is possible."""
         reason, reasons = self._find_refusal(chain), list[str]()
         if reason is not None:
-            return Outcome(chain.last.name, None, (reason,))
+            return RewriteOutcome(chain.last.name, None, (reason,))
         rewrites = {
             "producer": self._fold_into_producer,
             "reader": self._fold_into_reader,
@@ -135,9 +138,9 @@ class _Rewriter:
         for name, rewrite in rewrites.items():
             reason = rewrite(chain)
             if reason is None:
-                return Outcome(chain.last.name, name, tuple(reasons))
+                return RewriteOutcome(chain.last.name, name, tuple(reasons))
             reasons.append(reason)
-        return Outcome(chain.last.name, None, tuple(reasons))
+        return RewriteOutcome(chain.last.name, None, tuple(reasons))
 
     def _find_refusal(self, chain: AffineChain) -> str | None:
         config = self.config_of(chain.last)
@@ -185,7 +188,7 @@ class _Rewriter:
         if FEEDS_DROPOUT in chain.last.meta:
             return "a dropout reads its result"
         if not self._is_int8(chain):
-            return "int8 weights beside int16 activations, or 4-bit weights, would lose accuracy by its gains"
+            return "int16 activations or 4-bit weights: folding its gains into the weights would lose accuracy"
         if chain.has_parameter:
             return "training changes its gains, and the int8 weights of the layer after it may lose bits"
         reason = fold_into_reader(self.constants, chain.last, layer, chain.affine)
@@ -198,8 +201,8 @@ class _Rewriter:
 
         Mean SQNR before and after folding, over 16 random networks with a 4x4 convolution of an image:
 
-        - gains with a ratio of 1.02: INT8 44.0 and 50.3 dB, A16W8 50.6 and 50.3 dB,
-        - gains with a ratio of 2: INT8 42.7 and 48.3 dB, A16W8 50.6 and 48.3 dB.
+        - largest gain 1.02 times the smallest: INT8 44.0 and 50.3 dB, A16W8 50.6 and 50.3 dB,
+        - largest gain 2 times the smallest: INT8 42.7 and 48.3 dB, A16W8 50.6 and 48.3 dB.
         """
         config = self.config_of(chain.last)
         assert config is not None
@@ -217,18 +220,18 @@ class _Rewriter:
     def _find_cost_refusal(self, chain: AffineChain) -> str | None:
         """Why a depthwise convolution would not take fewer cycles than the chain; None if it would.
 
-        The choice precedes calibration, because the two graphs have different tensors to calibrate. The alternatives of
-        the cost model are bit-equal, so the depthwise convolution is not one of them. Measured between two convolutions
-        of 32 channels, [1, 32, 48, 48] in INT8:
+        The choice precedes calibration, because the two graphs have different tensors to calibrate. The cost model does
+        not make this choice: it compares only alternatives with bit-equal results. Total cycles of a chain of
+        [1, 32, 48, 48] between two convolutions of 32 channels in INT8:
 
-        ================  ==========  ==========  ==========
-        total cycles      x * g       x * g + b   (x - b) / g
-        ================  ==========  ==========  ==========
-        U55-128           887,560     1,477,384   1,514,936
-        with depthwise    335,688     335,688     335,688
-        U85-256           245,536     246,039     466,782
-        with depthwise    264,564     264,564     264,564
-        ================  ==========  ==========  ==========
+        ===================  ==========  ==========  ===========
+        NPU                  x * g       x * g + b   (x - b) / g
+        ===================  ==========  ==========  ===========
+        U55-128, chain       887,560     1,477,384   1,514,936
+        U55-128, depthwise   335,688     335,688     335,688
+        U85-256, chain       245,536     246,039     466,782
+        U85-256, depthwise   264,564     264,564     264,564
+        ===================  ==========  ==========  ===========
         """
         shape = chain.source.meta["val"].shape
         if chain.axis != 1 or len(shape) not in (3, 4):
@@ -237,7 +240,7 @@ class _Rewriter:
             return "the target has no NPU"
         if not _is_beside_convolution(chain):
             return "no convolution is next to it, so that a depthwise convolution would need TRANSPOSEs"
-        if chain.divides:  # by a constant per channel, which is computed as an INT32 reciprocal
+        if chain.divides:  # the chain would multiply by the reciprocal in INT32, which takes more cycles
             return None
         if math.prod(shape[2:]) == 1:
             return "for one pixel, decoding the weights takes more cycles"
@@ -245,10 +248,10 @@ class _Rewriter:
 
 
 def _is_beside_convolution(chain: AffineChain) -> bool:
-    """Whether a convolution reads or computes the channels, directly or across elementwise operators and pooling."""
+    """Whether a convolution computes the source or reads the result, also across elementwise operators and pooling."""
     shape = chain.source.meta["val"].shape
     pending = [chain.source, *chain.last.users]
-    for node in pending:  # grows
+    for node in pending:  # the loop appends to pending
         record, value = find_record(node), node.meta.get("val")
         if record is not None and record.kind is AnnotationKind.CONV and node.target is not aten.linear.default:
             return True

@@ -5,8 +5,8 @@ operand with a much smaller range then has only a few levels. Example: a detecto
 pixels. Calibration shows which operands are affected.
 
 - An operand with other readers keeps its own scale and is rescaled for the concatenation only.
-- A concatenation that the model returns becomes int16, because results are converted to float anyway, and its operands
-  keep their own scales.
+- A concatenation that the model returns becomes int16, and its operands keep their own scales. int16 costs nothing
+  here, because results are converted to float anyway.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ObservedModel(Protocol):
         """The annotated graph."""
 
 
-#: Largest accepted ratio of scales; 4 costs an operand two bits.
+#: Maximum ratio of the scales of two operands that share a scale. A ratio of 4 costs one of them two bits.
 _MAX_SCALE_RATIO = 4.0
 #: torchao's ``EdgeOrNode``: a node stands for its result, an edge (source, reader) for an operand of the reader.
 EdgeOrNode = Node | tuple[Node, Node]
@@ -59,7 +59,8 @@ class _Group:
     Attributes:
         observer: the observer that they share.
         edges_or_nodes: nodes and edges that the observer is assigned to.
-        pairs: lists of (operand, concatenation). All pairs of a list are merged or separated together.
+        pairs: lists of (operand, concatenation). ``apply`` makes one decision for each list: its operands share the
+            scale of the concatenation, or keep their own scales.
         returned: concatenations that the model returns.
     """
 
@@ -97,7 +98,10 @@ class ConcatScales:
             self._connect_observers()
 
     def _split_group(self, common: RangeObserver, edges_or_nodes: list[EdgeOrNode]) -> None:
-        """Give an observer to each set of tensors that may keep its own scale: a tensor and the data moved from it."""
+        """Split the tensors of one observer: each tensor that may keep its own scale gets a new observer.
+
+        The results of data movement from such a tensor get the same new observer.
+        """
         if any(TIMESTEP_SLOT in _source(edge_or_node).meta for edge_or_node in edges_or_nodes):
             return  # time steps of a recurrent layer share parameters
         shared_scales = _find_shared_scales(edges_or_nodes, self._specs)
@@ -141,11 +145,11 @@ class ConcatScales:
         self._model.value_hooks += [(node, common) for node in dict.fromkeys(map(_source, edges_or_nodes))]
 
     def apply(self, earlier: Sequence[bool] | None = None) -> list[bool]:
-        """After calibration, merge operands with the concatenation where their scales are similar.
+        """After calibration, let operands share the scale of the concatenation where their scales are similar.
 
         Args:
-            earlier: decisions of an earlier call for the same operators. They replace decisions by the statistics; None
-                decides by the statistics.
+            earlier: decisions that an earlier call returned for the same operators; they are used again. None: decide
+                by the calibrated statistics.
 
         Returns:
             For each list in ``_Group.pairs``, whether its operands share the scale of the concatenation.
@@ -194,7 +198,7 @@ class ConcatScales:
 
 
 def _find_shared_scales(edges_or_nodes: Iterable[EdgeOrNode], specs: Mapping[EdgeOrNode, Any]) -> UnionFind:
-    """Find the nodes and edges that share a scale even if each operand of a concatenation keeps its own scale."""
+    """Group the nodes and edges that must share a scale if each operand of a concatenation keeps its own scale."""
     shared_scales = UnionFind(edges_or_nodes)
     for edge_or_node in list(shared_scales):
         if isinstance(edge_or_node, tuple) and _is_concatenation(edge_or_node[1]):
@@ -244,7 +248,7 @@ def _has_computing_reader(node: Node) -> bool:
 
 
 def _is_returned(node: Node) -> bool:
-    """Whether only float results of the model read the node, directly or through data movement."""
+    """Whether only the output node reads the node, directly or through data movement, and returns it as float."""
     readers = list(readers_through(node, has_shared_qparams))
     ends = [reader for reader in readers if not has_shared_qparams(reader) or not reader.users]
     return bool(readers) and all(end.op == "output" and not end.meta.get(ANNOTATION) for end in ends)

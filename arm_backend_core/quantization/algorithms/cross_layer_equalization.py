@@ -4,8 +4,8 @@ An activation has one scale for all channels, so a channel with a small range ge
 is between two layers, output channel j of the first layer is divided by s_j. The weights of the second layer that read
 this channel are multiplied by s_j. The function of the model does not change. s_j = sqrt(r_j / w_j) equalizes the
 range r_j of the channel and the largest weight w_j that reads it (Nagel et al. 2019; behind a norm this is SmoothQuant,
-Xiao et al. 2022). Ranges are estimated from the parameters: few calibration samples do not show the range of a channel
-reliably, and values beyond the range would be clipped.
+Xiao et al. 2022). Ranges are estimated from the parameters, not from calibration: a few samples do not show the
+range of a channel reliably, and values beyond the estimate would be clipped.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from arm_backend_core.nodes import is_float
 from arm_backend_core.program import constants_of, store_of, tensor_identity
 
 aten = torch.ops.aten
-#: Layers are equalized if the ratio of the largest to the smallest factor is at least this. Smaller ratios gain nothing
-#: on average.
+#: Layers are equalized if the ratio of the largest to the smallest factor s_j is at least this. Equalization by smaller
+#: ratios does not reduce the error on average.
 _MIN_FACTOR_RATIO = 4.0
 #: Factors are clamped to [1 / 64, 64].
 _MAX_FACTOR = 64.0
@@ -35,14 +35,14 @@ _MAX_FACTOR = 64.0
 _MIN_CONCAT_RATIO = 8.0
 #: Assumed range of a normalized channel, in standard deviations.
 _NORM_RANGE = 3.0
-#: Channel dimension of the input and output of each layer whose weight has the output channels first.
+#: {layer: channel dimension of its input and output}, for layers whose weight has the output channels first.
 _LAYERS: dict[Any, int] = {
     aten.linear.default: -1,
     aten.conv1d.default: 1,
     aten.conv2d.default: 1,
     aten.conv3d.default: 1,
 }
-#: Channel dimension of each norm.
+#: {norm: channel dimension of its input and output}.
 _NORMS: dict[Any, int] = {aten.batch_norm.default: 1, aten.layer_norm.default: -1, aten.rms_norm.default: -1}
 #: Operators with f(x / s) = f(x) / s for positive s in each channel.
 _EQUIVARIANT_OPS = {
@@ -171,7 +171,10 @@ class _Parameters:
         return tensor.detach()
 
     def gain(self, layer: Node) -> Tensor:
-        """Return the factors of the batch norm that is a layer's only reader, broadcastable to its weight; else 1."""
+        """Return the factor per channel of the batch norm that alone reads a layer, or 1 if there is none.
+
+        The result can be broadcast to the weight of the layer.
+        """
         readers = list(layer.users)
         if [reader.target for reader in readers] != [aten.batch_norm.default]:
             return torch.ones(1)
@@ -209,7 +212,7 @@ def _match_source(node: Node, tensors: _Parameters) -> _RescalableLayer | None:
 
 
 def _find_reading_layers(node: Node, axis: int, tensors: _Parameters) -> list[_ReadingLayer] | None:
-    """Find the layers that read a tensor; None if anything else reads it."""
+    """Find the layers that read a tensor, also through ``_EQUIVARIANT_OPS``; None if another operator reads it."""
     layers: list[_ReadingLayer] = []
     for user in node.users:
         inner: Iterable[_ReadingLayer | None] | None
@@ -242,7 +245,7 @@ def _match_layer(node: Node, source: Node, axis: int, tensors: _Parameters) -> _
 
 
 def _channel_range(source: _RescalableLayer, tensors: _Parameters) -> Tensor:
-    """Estimate the range of each channel, up to a common factor."""
+    """Estimate the range r_j of each channel, multiplied by an unknown factor that all channels share."""
     if not source.is_norm:
         return _max_abs(tensors.value(source.weight), 0)
     offset = torch.zeros(1) if source.bias is None else tensors.value(source.bias)

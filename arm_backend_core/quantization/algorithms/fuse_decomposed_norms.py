@@ -37,7 +37,7 @@ class _Norm:
         """Insert the composite operator at ``node``.
 
         Args:
-            weight: of shape [n]; only if ``dims`` is the last dimension.
+            weight: one factor for each element of the last dimension; only if ``dims`` is the last dimension.
         """
         rank = self.x.meta["val"].dim()
         order = [*(dim for dim in range(rank) if dim not in self.dims), *self.dims]
@@ -138,7 +138,10 @@ def _match_quotients(node: Node) -> Iterator[tuple[Node, Node]]:
 
 
 def _match_numerator(x: Node, variance: Node, eps: float) -> _Norm | None:
-    """Match the norm with numerator ``x`` (x itself, or x minus its mean) and denominator sqrt(variance + eps)."""
+    """Match the norm ``x`` / sqrt(``variance`` + ``eps``).
+
+    In an RMS norm, ``x`` is the normalized tensor. In a layer norm, ``x`` is this tensor minus its mean.
+    """
     source, centered_dims = _match_centered(x)
     if variance.target is aten.mean.dim:
         mean = _match_mean(variance)
@@ -169,7 +172,7 @@ def _skip_casts(node: Any) -> Any:
 
 
 def _parse_reduction(x: Any, dims: Any) -> tuple[Any, tuple[int, ...]]:
-    """Return the operand and the sorted non-negative dimensions of a reduction."""
+    """Return the operand of a reduction, and its dimensions as sorted non-negative numbers."""
     rank = x.meta["val"].dim()
     dims = [dims] if isinstance(dims, int) else dims or range(rank)
     return _skip_casts(x), tuple(sorted(dim % rank for dim in dims))

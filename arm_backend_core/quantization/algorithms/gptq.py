@@ -1,4 +1,4 @@
-"""GPTQ: round weights with few levels so that the layer's output has the least squared error (Frantar et al. 2022).
+"""GPTQ (Frantar et al. 2022): round weights with few levels to minimize the squared error of the layer's output.
 
 Weights are rounded column by column. After each column, the columns that are not rounded yet are changed to compensate
 for the rounding error. The compensation uses the covariance of the inputs over the calibration samples. Bias correction
@@ -25,7 +25,8 @@ _MAX_LEVELS = 16
 _MAX_COLUMNS = 1024
 #: Number of columns that are rounded before the columns of later blocks are updated.
 _BLOCK_COLUMNS = 32
-#: Maximum number of input channels for each observed input vector.
+#: GPTQ rounds a weight only if calibration observed at least one input vector for every 4 input channels. With fewer
+#: vectors, the rounding would overfit to the samples.
 _MAX_COLUMNS_PER_VECTOR = 4
 
 
@@ -99,7 +100,7 @@ class _Moments:
 
 
 def _find_weight(model: ObservedProgram, node: Node) -> Node | None:
-    """Return the weight of a layer if it is a single matrix with few levels and not too many columns, else None."""
+    """Return the weight of a layer to which GPTQ applies: a single matrix with few levels and columns; else None."""
     observed = find_observed_weight(model.observers, node)
     if observed is None:
         return None

@@ -1,8 +1,8 @@
 """Mask bounds: lower the bounds of masks before exponentials, if masked scores would not be negligible.
 
-``aten.mask_constants`` bounds masks by -64, which suffices for scores that span up to 52. Calibration measures the span
-of the scores without their masks. For larger spans, the bound becomes -(1.25 * span + 12), rounded down to an integer,
-so that the exponential of a masked score rounds to 0. For spans up to 52, the bound stays.
+``aten.mask_constants`` bounds masks by -64. This suffices if the span of the scores (maximum minus minimum) is at most
+52. Calibration measures the span of the scores without their masks. If the span is larger, the bound becomes
+-(1.25 * span + 12), rounded down to an integer, so that the exponential of a masked score rounds to 0.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ Range = tuple[float, float]
 
 #: The exponential of a score this far below another score rounds to 0 (``fixed_point.softmax.EXP_INPUT_RANGE``).
 _NEGLIGIBLE_DISTANCE = 12.0
-#: Factor of the span, for scores beyond the calibration range.
+#: Factor by which the span is multiplied, for scores beyond the calibration range.
 _HEADROOM = 1.25
-#: An observer gets a bound as a tensor of equal elements, as many as it observed before, so that it does not clip the
-#: bound as an outlier. This is the maximum number of these elements.
+#: ``MaskBounds`` passes a lowered bound to an observer as a tensor filled with the bound. The tensor has the
+#: size of all values observed before, so that the observer does not clip the bound as an outlier; but at most this
+#: number of elements.
 _MAX_OBSERVED_BOUNDS = 1 << 14
 
 
@@ -52,7 +53,7 @@ class _ScoreRangeRecorder:
 
 
 class MaskBounds:
-    """Lowers the bounds that ``bound_masks`` gave to the masks before exponentials, where they are too high.
+    """Lowers the bounds of masks before exponentials, where the bounds that ``bound_masks`` chose are too high.
 
     Attributes:
         value_hooks: (node, callback) pairs; calibration calls the callback with each value of the node.
@@ -143,7 +144,10 @@ def _is_clamped(x: Node) -> bool:
 
 
 def _value_operands(x: Node) -> list[Any]:
-    """Return the operands whose values appear in ``x``, without the bound of a mask; all operands if there are none."""
+    """Return the operands whose values ``x`` contains (``VALUE_OPERANDS``), except the bound of a mask.
+
+    If ``x`` has no such operands, return all its operands.
+    """
     bound = x.meta.get(MASK_BOUND)
     is_difference = x.target is aten.sub.Tensor
     positions = (0, 1) if is_difference else VALUE_OPERANDS.get(x.target, ())  # type: ignore[call-overload]
@@ -151,7 +155,7 @@ def _value_operands(x: Node) -> list[Any]:
 
 
 def _mask_scale(x: Node) -> float:
-    """The factor that ``x`` multiplies a masked operand by."""
+    """Return the factor by which ``x`` multiplies a masked operand."""
     operand = next((operand for operand in x.all_input_nodes if _is_masked(operand)), None)
     if operand is None or MASK_BOUND in x.meta:
         return 1.0

@@ -1,7 +1,7 @@
 """Mask fill: bound the fill values of masked maxima and minima, so that they do not consume the int8 range.
 
-Models mask padding, seen items or detections with a number far beyond real ones, so that a maximum never chooses them.
-A tensor has one scale. With such a number in the tensor, almost no int8 levels would remain for all other values.
+To exclude elements from a maximum (padding, suppressed detections), models replace them by a number far below all
+others. A tensor has one scale. With such a number in the tensor, almost no int8 levels remain for all other values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from arm_backend_core.ops.comparison_and_logic import where
 
 aten = torch.ops.aten
 
-#: Operators that choose the maximum, or the minimum, independently of the distance between values.
+#: Operators whose result depends only on the order of the values, not on the distances between them.
 _MAX_OPS = (aten.amax.default, aten.argmax.default, aten.max.default, aten.max.dim, aten.topk.default)
 _MIN_OPS = (aten.amin.default, aten.argmin.default, aten.min.default, aten.min.dim)
 _COMPARISON_OPS = {getattr(aten, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
@@ -35,11 +35,12 @@ _FILL_ARGUMENTS: dict[Any, tuple[tuple[int, int], ...]] = {
 def bound_mask_fill(module: GraphModule) -> list[str]:
     """Replace the extreme fill values of masks before maxima and minima by a bound just outside of the other values.
 
-    The bound is min - (max - min) / 16 for a maximum, and max + (max - min) / 16 for a minimum, where min and max are
-    those of the tensor before it is filled. Every inference computes the bound: two reductions and a few scalar
-    operators are inserted before the maximum or minimum. The maximum of a row that is masked entirely is then the
-    bound, not the fill value: int8 cannot represent both the fill value and the other values. A fill value stays if a
-    comparison reads the maximum or minimum, because the comparison may test for the fill value.
+    The bound is min - (max - min) / 16 for a maximum, and max + (max - min) / 16 for a minimum. min and max are the
+    smallest and the largest element of the tensor before it is filled. Every inference computes the bound: two
+    reductions and a few scalar operators are inserted before the maximum or minimum. The maximum of a row that is
+    masked entirely is then the bound, not the fill value: int8 cannot represent both the fill value and the other
+    values. A fill value stays if a comparison reads the maximum or minimum, because the comparison may test for the
+    fill value.
 
     Returns:
         A note for the user for each maximum or minimum whose masks changed.
@@ -83,7 +84,7 @@ def _match_fill(node: Node, sign: int, constants: Constants) -> tuple[Node, floa
     """Match a fill with an extreme number; return the tensor to fill, the number and the tensor's argument index.
 
     Args:
-        sign: -1 to match numbers far below real ones, 1 far above.
+        sign: -1 to match numbers of at most -``MASK_THRESHOLD``, 1 to match numbers of at least ``MASK_THRESHOLD``.
     """
     for index, fill_index in _FILL_ARGUMENTS.get(node.target, ()):
         x, number = node.args[index], node.args[fill_index]

@@ -7,14 +7,14 @@ from typing import Any
 
 from arm_backend_core.quantization.observer import RangeObserver, WeightObserver
 
-#: Minimum number of values, in all samples together, from which a range can be estimated.
+#: A range is estimated reliably from at least this number of values, over all samples.
 _MIN_VALUES = 16
 #: Maximum number of tensors that a note names.
 _MAX_NAMED = 3
 
 
 def find_coverage_problems(observers: Iterable[Any]) -> list[str]:
-    """Describe each kind of problem, with the tensors that have it, in a note for the user."""
+    """Return a note for the user for each kind of problem, with the names of the tensors that have this problem."""
     notes = []
     kinds: dict[str, list[str]] = {}
     for observer in dict.fromkeys(observers):
@@ -36,7 +36,8 @@ def _describe_problem(observer: RangeObserver) -> tuple[str, str]:
     """Describe the problem of a tensor; "" if it has none.
 
     Returns:
-        The problem, and a suffix for the tensor's name: its value, as `` (0.5)``, if it had only one; else "".
+        The problem, and a suffix for the tensor's name. If the tensor had only one value, the suffix is this value,
+        for example " (0.5)"; else it is "".
     """
     if not observer.count:
         return "had no value in any sample: the program represents only values near 0", ""

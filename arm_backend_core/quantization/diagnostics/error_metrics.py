@@ -14,8 +14,8 @@ from arm_backend_core.scalar_kind import ScalarKind, kind_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-#: Fraction of the values at or below ``IsolatedErrorSums.p999``. Of more than ``_MAX_QUANTILE_VALUES`` values, only a
-#: subset is used.
+#: ``IsolatedErrorSums.p999`` is this quantile. If a tensor has more than ``_MAX_QUANTILE_VALUES`` elements, it is
+#: computed from evenly spaced elements.
 _QUANTILE, _MAX_QUANTILE_VALUES = 0.999, 1 << 16
 
 
@@ -75,17 +75,18 @@ class IsolatedErrorSums:
     """Quantization error of an isolated layer, which reads floating-point inputs.
 
     Attributes:
-        noise: sum of squares of the total error. ``weights``, ``rounding`` and ``clipping`` are sums of squares of the
-            error that one cause alone adds; they need not add up to ``noise``.
-        weights: error of quantizing the weights.
-        rounding: error of rounding the result, after values outside of its range are clipped.
-        clipping: error of clipping values outside of the result's range.
+        noise: sum of squares of the total error.
+        weights: sum of squares of the error from quantizing the weights alone. The three sums ``weights``, ``rounding``
+            and ``clipping`` need not add up to ``noise``.
+        rounding: sum of squares of the error from rounding alone, after values outside of the range are clipped.
+        clipping: sum of squares of the error from clipping values outside of the range alone.
         signal: sum of squares of the reference.
         count: number of values.
         clipped: number of values outside of the range.
         max_error: largest absolute error of a value.
         low, high: minimum and maximum of the reference.
-        p999: 99.9th percentile of the reference's absolute values in each sample; the maximum over the samples.
+        p999: 99.9th percentile of the reference's absolute values. Over several samples, the largest of their
+            percentiles.
     """
 
     noise: float = 0.0
@@ -235,6 +236,6 @@ def _max_abs(x: Tensor) -> float:
 
 
 def _p999(x: Tensor) -> float:
-    """Compute the 99.9th percentile of the absolute values; of evenly spaced values if there are many."""
+    """Compute the 99.9th percentile of the absolute values, from evenly spaced elements if the tensor is large."""
     magnitudes = x[:: x.numel() // _MAX_QUANTILE_VALUES | 1].abs() if x.numel() > _MAX_QUANTILE_VALUES else x.abs()
     return float(magnitudes.kthvalue(max(math.ceil(_QUANTILE * magnitudes.numel()), 1)).values)

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 _EMBEDDING = torch.ops.aten.embedding.default
 #: SQNR in dB below which the user is warned. At this SQNR, the noise amplitude is half of the signal's.
 MIN_SQNR_DB = 6.0
-#: Maximum number of elements of all intermediate results together. All are stored to find the operator that adds the
-#: most noise.
+#: Maximum number of elements of all intermediate results together. ``_find_noisiest_operator`` stores all results, and
+#: finds nothing above this limit.
 _MAX_STORED_ELEMENTS = 1 << 27
 
 
@@ -43,7 +43,7 @@ class _QuantizedConstant:
     Attributes:
         integers: quantized values.
         parameters: scale and zero point, then the channel dimension if they are per channel.
-        floats: the original float values in a run of the float reference, else None.
+        floats: the original float values if the interpreter computes the float reference, else None.
     """
 
     integers: Tensor
@@ -51,7 +51,7 @@ class _QuantizedConstant:
     floats: Tensor | None
 
     def dequantize(self, rows: Any = ...) -> Tensor:
-        """Return all float values, or only ``rows``: a sample reads few rows of an embedding table."""
+        """Return the float values of ``rows``, by default of all: a sample reads few rows of an embedding table."""
         if self.floats is not None:
             return self.floats[rows]
         scale, zero_point = self.parameters[:2]
@@ -66,7 +66,7 @@ class _FloatInterpreter(GraphInterpreter):
     """Runs the quantized graph in floating point, with or without fake quantization.
 
     Args:
-        fake_quantize: whether quantize operators round; if False, the run gives the float reference.
+        fake_quantize: whether quantize operators round. If False, the results are the float reference.
         on_float: called with each node and its float result.
     """
 
@@ -118,10 +118,10 @@ def measure_output_sqnr(model: ObservedProgram) -> dict[str, float]:
         model: has quantize and dequantize operators.
 
     Returns:
-        SQNR by output name, without outputs that are not floating point, not finite or 0, or whose shape changed. Empty
-        for a model with loops: this interpreter passes the loop state to the next iteration without quantizing it, so
-        that the SQNR would lack the rounding of the state. Also empty for a model with random operators, and if PyTorch
-        rejects indices or sizes that quantization changed.
+        {output name: SQNR}, without outputs whose reference is not floating point, not finite or 0, and without outputs
+        whose shape changed. Empty for a model with loops: this interpreter passes the loop state to the next iteration
+        without quantizing it, so the SQNR would not include the rounding of the state. Also empty for a model with
+        random operators, and if PyTorch rejects indices or sizes that quantization changed.
     """
     if any(node.target is LOOP_OUT or is_random(node) for node in model.graph.nodes):
         return {}
@@ -137,7 +137,7 @@ def measure_output_sqnr(model: ObservedProgram) -> dict[str, float]:
 
 
 def _sqnr(reference: Any, actual: Any) -> float | None:
-    """Compute the SQNR in dB; None if the reference is not floating point, not finite, 0 or of another shape."""
+    """Compute the SQNR in dB; None if ``reference`` is not floating point, not finite or 0, or the shapes differ."""
     if not is_float_tensor(reference) or reference.shape != actual.shape:
         return None
     sums = ErrorSums.of(reference, actual)
@@ -158,7 +158,7 @@ def describe_output_sqnr(model: ObservedProgram, method: str, by_output: Mapping
 
 
 def _activation_dtype(node: Node) -> torch.dtype | None:
-    """Dtype of the nearest quantize operator: ``node`` or upstream of it, along first operands. None without one."""
+    """Return the dtype of the nearest quantize operator, from ``node`` upstream along first operands; None if none."""
     while not is_quantize(node):
         sources = [source for source in node.all_input_nodes if isinstance(source.meta.get("val"), Tensor)]
         if not sources:

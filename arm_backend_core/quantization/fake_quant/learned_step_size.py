@@ -1,10 +1,11 @@
-"""Fake quantization with a straight-through estimator, and learned quantization ranges.
+"""Learned step size quantization (LSQ, Esser et al. 2020): fake quantization with gradients, and learned ranges.
 
-The forward pass equals a quantize and a dequantize operator bit for bit. The backward pass has these gradients (learned
-step size quantization, Esser et al. 2020; sums over elements are scaled as in LSQ):
+The forward pass equals a quantize and a dequantize operator bit for bit. The backward pass has the gradients of LSQ,
+and scales sums over elements as LSQ does:
 
 - of x: 1 inside the range, 0 outside (straight-through estimator),
-- of the scale: the rounding error in integer steps inside the range; outside, the clamped integer minus the zero point,
+- of the scale: inside the range, the rounding error in integer steps; outside, the clamped integer minus the zero
+  point,
 - of the zero point: 0 inside the range, minus the scale outside.
 """
 
@@ -70,13 +71,15 @@ class QuantizationRange(torch.nn.Module):
     """Quantized range of one or several tensors, initialized from calibration.
 
     Scale and zero point derive from the bounds. The scale of a symmetric range is the smallest scale with which the
-    integers (-32768 to 32767 for int16) represent both bounds; for the initial bounds, this is the calibrated scale.
-    The zero point is rounded. After training, the representable range may therefore differ a little from the bounds.
+    integers (-32768 to 32767 for int16) represent both bounds. The initial bounds give the calibrated scale. The zero
+    point is rounded, so the representable range may differ a little from the bounds after training.
     The names of the attributes are keys of saved state dicts.
 
     Attributes:
-        bounds: lower and upper bound; initially the smallest and the largest representable number of the calibration.
-        factors: ratio of each initial bound to the observed minimum or maximum (above 1: a margin; below 1: clipping).
+        bounds: lower and upper bound. Initially, the smallest and the largest number that the calibrated scale and zero
+            point can represent.
+        factors: ratio of each initial bound to the observed minimum or maximum. A ratio above 1 is a margin, a ratio
+            below 1 clips.
         stretch: natural logarithm of the learned factor of each bound: learned bounds are bounds * exp(stretch). The
             learning rate is therefore relative to the magnitude of a bound. Weight decay pulls bounds to their initial
             values. A bound at 0 (relu) stays 0. None if the range is not learned.

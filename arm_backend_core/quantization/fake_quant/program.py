@@ -1,7 +1,7 @@
 """Fake-quantized program of a model for fixed input shapes, as quantization-aware training (QAT) runs it.
 
-Annotations and the positions of fake quantization equal those of the exported program. Two things change in training:
-weights are folded again at each step (``ParameterTape``), and training sets scales and zero points.
+The program is annotated like the exported program, and fake-quantizes where that program quantizes. Two things differ:
+weights are folded again at each step (``ParameterTape``), and training determines scales and zero points.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def set_qparams(observer: RangeObserver, parameters: ScaleAndZeroPoint) -> None:
 
 @dataclass
 class StepSettings:
-    """Settings of one call of the program.
+    """Settings of one call of the program: a training step or an evaluation.
 
     Attributes:
         ranges: ranges of activations, in the order of ``activation_observers``.
@@ -70,16 +70,16 @@ class FakeQuantProgram:
 
     Args:
         program: from ``torch.export.export``; its graph is edited.
-        observe: annotates the program as an export does.
+        observe: function that annotates the program and inserts observers, as an export does.
 
     Attributes:
         observed: the annotated program.
         weighted_nodes: operators with a weight. The scale of the weight depends on the bias.
-        norms, dropouts: batch norms and dropouts by the node whose result they change.
-        norm_affines: gain and offset per channel that follow a batch norm and are folded into the same layer; keys as
-            in ``norms``.
+        norms, dropouts: {node: batch norm or dropout that changes the node's result}.
+        norm_affines: {node in ``norms``: gain and offset per channel that follow its batch norm}. They are folded into
+            the same layer as the batch norm.
         device_nodes: operators with a device among their arguments.
-        state_names: names of the buffers that the model writes, by node.
+        state_names: {node of a buffer that the model writes: name of the buffer}.
         conditions: from ``find_branch_conditions``.
     """
 
@@ -201,7 +201,7 @@ class FakeQuantInterpreter(GraphInterpreter):
         return program.dropouts[node](value) if settings.training and node in program.dropouts else value
 
     def on_operand(self, source: Node, reader: Node, value: Any) -> Any:
-        """Fake-quantize an operand for a reader whose parameters differ from the producer's."""
+        """Fake-quantize an operand if the reader's quantization parameters differ from the parameters of ``source``."""
         observer = self._observers.get((source, reader))
         if observer is None or observer is self._observers.get(source):
             return value

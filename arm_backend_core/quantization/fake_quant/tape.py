@@ -29,12 +29,12 @@ class _RecordedCall:
 
 
 class ParameterTape(TorchDispatchMode):
-    """Records the operators that read the root tensors, or tensors derived from them, while the mode is active.
+    """While active, records the calls of operators that read the root tensors, or results of recorded calls.
 
     Tensors are identified by ``id``. The tape holds references to all of them, so that no ``id`` is reused.
 
     Args:
-        roots: the tensors, by name.
+        roots: {name: root tensor}; the parameters and buffers whose new values ``replay`` takes.
     """
 
     def __init__(self, roots: Mapping[str, Tensor]) -> None:
@@ -71,7 +71,7 @@ class ParameterTape(TorchDispatchMode):
             root_value: returns the current value of a root by name.
 
         Returns:
-            A function that maps a recorded tensor to its new value. It moves any other tensor to the device of the
+            A function that returns the new value of a recorded tensor. It moves any other tensor to the device of the
             roots.
         """
         values = {id(tensor): root_value(name) for name, tensor in self._roots.items()}

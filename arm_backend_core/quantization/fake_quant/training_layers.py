@@ -29,7 +29,8 @@ class BatchNorm:
 
     Attributes:
         weight, bias, mean, variance: names in the model; the first two may be None.
-        momentum, eps: as in ``torch.nn.BatchNorm2d``; a momentum of None or 0 (both captured as 0) becomes 0.1.
+        momentum, eps: as in ``torch.nn.BatchNorm2d``. A momentum of None or 0 becomes 0.1, because a captured program
+            holds 0 for both.
     """
 
     weight: str | None
@@ -52,8 +53,8 @@ class BatchNorm:
         Args:
             y: output of the layer with its batch norm, [N, C, ...].
             tensors: parameters and buffers of the model, by name.
-            affine: gain and offset per channel that are applied after the batch norm and are part of y; None if there
-                are none. They become part of ``gain`` and ``bias`` in the equation above.
+            affine: gain and offset per channel that follow the batch norm, and that ``y`` includes; None if there are
+                none. ``gain`` and ``bias`` of the equation above include them.
         """
         mean, variance = tensors[self.mean], tensors[self.variance]
         count = y.numel() // y.shape[1]
@@ -107,8 +108,8 @@ class TrainingLayers:
     """Batch norms and dropouts of a captured program.
 
     Attributes:
-        norms: {node name of a batch norm: (node name of its input, the batch norm)}.
-        dropouts: {node name of a dropout's input, which only the dropout reads: the dropout}.
+        norms: {node name of a batch norm: (node name of its input, batch norm)}.
+        dropouts: {node name of a dropout's input: dropout}. Only the dropout reads this input.
     """
 
     norms: dict[str, tuple[str, BatchNorm]]
