@@ -74,7 +74,9 @@ FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "numbers": lambda x, y: torch.view_as_real(_complex(x) * 2j + (1 - 2j) - 3 + y[..., :3] * 1j),
     "polar": lambda x, y: torch.view_as_real(torch.polar(x.abs(), y) + torch.complex(x, y) + torch.zeros_like(x) * 1j),
     "exponential": lambda x, y: torch.view_as_real(torch.exp(_complex(x)) + torch.log(_complex(y))),
-    "powers": lambda x, y: torch.view_as_real(_complex(x) ** 3 + torch.sqrt(_complex(y)) + _complex(y) ** 1.5),
+    "powers": lambda x, y: torch.view_as_real(
+        _complex(x) ** 3 + _complex(y) ** (2 + 0j) + torch.sqrt(_complex(y)) + _complex(y) ** 1.5
+    ),
     "signs": lambda x, y: torch.view_as_real(torch.sgn(_complex(x)) + 1 / _complex(y)),
     "sums": lambda x, y: torch.view_as_real(_complex(x).sum(1) + _complex(y).mean(1) + _complex(x).cumsum(1)[:, 1]),
     "lengths": lambda x, y: torch.linalg.vector_norm(_complex(x), dim=1) + _complex(y).norm(),

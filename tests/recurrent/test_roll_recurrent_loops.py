@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from arm_backend_core.errors import FullDelegationError
+from arm_backend_core.partitioner import TOSAPartitioner
 from arm_backend_core.recurrent.roll_recurrent_loops import choose_steps_per_call
+from arm_backend_core.targets.compile_spec import TosaCompileSpec
 from arm_recipes import ArmRecipeType, ExportResult, export, load
 from tests.models.keyword_spotter import KeywordSpotter
 from tests.small_models import Samples
@@ -309,6 +311,11 @@ def test_prime_numbers_of_steps_need_little_padding() -> None:
 def test_wrong_values_of_steps_per_call_are_refused(value: Any) -> None:
     with pytest.raises(ValueError, match='TOSA_INT8: steps_per_call must be an int, "auto", or None for all; got'):
         ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, steps_per_call=value)
+
+
+def test_a_partitioner_refuses_steps_below_one() -> None:
+    with pytest.raises(ValueError, match='steps_per_call: takes a number of at least 1, "auto" or None, got 0'):
+        TOSAPartitioner(TosaCompileSpec("TOSA-1.0+FP"), steps_per_call=0)
 
 
 def test_developer_tools_with_a_loop(tmp_path: Any) -> None:
