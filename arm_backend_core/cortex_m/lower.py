@@ -193,10 +193,8 @@ class _KernelLowering:
             rule = find_rule(anchor)
             if rule is None:
                 raise no_table from None
-            cx = KernelContext(
-                self._emit, self._isa, self._values, self.constants, anchor, _result_before(activation, q)
-            )
-            value = rule(cx)
+            result = _quantization_before_activation(activation, q)
+            value = rule(KernelContext(self._emit, self._isa, self._values, self.constants, anchor, result))
             return QuantizedValue(q, value.shape, value.layout, value.node, value.data)
         operand = self._int8_operand(function.source)
         return apply_table(self._emit, operand, function.tabulate(quantize, self.constants), q)
@@ -232,7 +230,7 @@ def _split_activation(node: Node) -> tuple[Node, list[Node]]:
         node = operand
 
 
-def _result_before(activation: list[Node], q: QParams) -> ResultQuantization:
+def _quantization_before_activation(activation: list[Node], q: QParams) -> ResultQuantization:
     """Quantization and limits of an operator's result, given the parameters ``q`` after its ``activation``."""
     low, high, factor = float(q.qmin), float(q.qmax), 1.0
     for node in reversed(activation):

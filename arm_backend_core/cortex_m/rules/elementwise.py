@@ -139,12 +139,12 @@ def divide(cx: KernelContext) -> QuantizedValue:
 
 
 @rule(aten.minimum.default, aten.maximum.default)
-def select_extreme(cx: KernelContext) -> QuantizedValue:
+def minimum_or_maximum(cx: KernelContext) -> QuantizedValue:
     """Elementwise minimum or maximum, of operands that are requantized to the result's parameters."""
-    return _select_extreme(cx, [cx.operand(argument) for argument in cx.node.args[:2]], cx.node.target)
+    return _minimum_or_maximum(cx, [cx.operand(argument) for argument in cx.node.args[:2]], cx.node.target)
 
 
-def _select_extreme(cx: KernelContext, operands: Sequence[QuantizedValue], target: Any) -> QuantizedValue:
+def _minimum_or_maximum(cx: KernelContext, operands: Sequence[QuantizedValue], target: Any) -> QuantizedValue:
     """Minimum or maximum of two values, by the ATen operator ``target``."""
     _, tensors, layout = _align(cx, [cx.requantize(value, cx.result.q) for value in operands])
     name = "minimum" if target is aten.minimum.default else "maximum"
@@ -169,7 +169,7 @@ def prelu(cx: KernelContext) -> QuantizedValue:
     shape = slopes.shape if cx.node.target is aten._prelu_kernel.default else (-1, *[1] * (x.rank - 2))
     slope, real = QuantizedValue.from_constant(slopes.data.reshape(shape), slopes.q), slopes.q.dequantize(slopes.data)
     if real.min() >= 0 and real.max() <= 1 + _SLOPE_TOLERANCE:
-        return _select_extreme(cx, [x, _multiply(cx, [x, slope])], aten.maximum.default)
+        return _minimum_or_maximum(cx, [x, _multiply(cx, [x, slope])], aten.maximum.default)
     numbers = x.q.dequantize(np.arange(-128, 128))
     negative = apply_table(cx.emit, x, x.q.quantize(np.minimum(numbers, 0)).astype(np.int8), x.q)
     positive = apply_table(cx.emit, x, cx.result.q.quantize(np.maximum(numbers, 0)).astype(np.int8), cx.result.q)
