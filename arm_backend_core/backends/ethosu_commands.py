@@ -11,9 +11,9 @@ DMA_START, DMA_WAIT = 16, 17
 KERNEL_COMMANDS = (2, 3, 5, 6, 7)
 #: Numbers of the registers of a DMA: source region, destination region, source address, destination address, length.
 DMA_REGISTERS = (304, 305, 0x430, 0x431, 0x432)
-#: Numbers of the registers of IFM, OFM and IFM2, one row each: base of tile 0, stride x, width of tile 0 minus 1, region,
-#: precision, depth minus 1. The next numbers of a series follow: bases of tiles 1 to 3, stride y and stride of bricks,
-#: heights of tiles 0 and 1 minus 1. IFM2 has no depth register; its row has the OFM's.
+#: Numbers of the registers of IFM, OFM and IFM2, one row each: base of tile 0, stride x, width of tile 0 minus 1,
+#: region, precision, depth minus 1. The next numbers of a series follow: bases of tiles 1 to 3, stride y and stride of
+#: bricks, heights of tiles 0 and 1 minus 1. IFM2 has no depth register; its row has the OFM's.
 FEATURE_MAP_REGISTERS = (
     (0x400, 0x404, 266, 271, 261, 260),
     (0x410, 0x414, 282, 287, 276, 275),

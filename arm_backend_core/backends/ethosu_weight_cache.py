@@ -119,7 +119,7 @@ def add_tensor_row(vela_result: dict[str, Any], layer: str, address: int, length
 def _update_tables_if_profitable(
     vela_result: dict[str, Any], const_memory: str, layers: list[str], length: int
 ) -> bool:
-    """Move weight reads of ``layers`` to SRAM in Vela's tables and return True, if that saves over ``length`` cycles."""
+    """If that saves over ``length`` cycles, move weight reads of ``layers`` to SRAM in the tables; return whether."""
     header, rows = vela_result["tables"]["perf"]
     uses = [vela_result["memories"][name] for name in (const_memory, "Sram")]
     const_cycles, sram_cycles = (round(length * use["cycles"] / max(use["read"] + use["written"], 1)) for use in uses)

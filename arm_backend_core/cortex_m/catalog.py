@@ -1,4 +1,4 @@
-"""Look-up of ``cortex_m`` kernels by name. Importing this module registers the kernels of all families."""
+"""Look-up of ``cortex_m`` kernels by name. Importing this module imports all modules that register kernels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from arm_backend_core.nodes import overload_of
 
 __all__ = ["KERNELS", "KERNEL_MODULES", "find_called_kernel", "find_kernel"]
 
-#: Modules with kernel records.
+#: Modules that define the kernel records.
 KERNEL_MODULES = (quantize_dequantize, convolution, elementwise, linear, movement, pooling, softmax)
 
 

@@ -27,7 +27,7 @@ class Call:
         code: code variant of the kernel.
         has_fpu: True if the processor has a floating-point unit.
         result: shape of the result.
-        arguments: arguments of the kernel, shapes in the place of tensors.
+        arguments: arguments of the kernel, with the shapes of the tensors instead of the tensors.
     """
 
     code: CodeVariant
@@ -64,7 +64,8 @@ def kernel_work(name: str, processor: Processor, arguments: Sequence[Any]) -> Wo
     Args:
         name: name of the kernel, without its namespace.
         processor: the processor.
-        arguments: arguments of ``Kernel.compute``, shapes in the place of tensors, with or without scratch.
+        arguments: arguments of ``Kernel.compute``, with the shapes of the tensors instead of the tensors. The scratch
+            arguments may be absent.
 
     Raises:
         KeyError: there is no such kernel.
@@ -80,12 +81,12 @@ def kernel_work(name: str, processor: Processor, arguments: Sequence[Any]) -> Wo
 
 
 def _inner_product_steps(code: CodeVariant, depth: int) -> int:
-    """Number of steps of an inner product of ``depth`` terms: MVE code computes a vector of products in each."""
+    """Number of steps of an inner product of length ``depth``: one per product, with MVE one per vector of products."""
     return -(-depth // per.MVE_LANES) if code is CodeVariant.MVE else depth
 
 
 def _matrix_product(call: Call, pixels: int, depth: int, channels: int, product: PerCodeVariant) -> float:
-    """Instructions of a matrix product with requantization, of [pixels, depth] and [channels, depth]."""
+    """Instructions of a requantized matrix product of [pixels, depth] and [channels, depth], transposed."""
     together = int(call.select(per.PIXELS_TOGETHER))
     single = pixels % together
     products = (pixels - single) * call.select(product) + single * call.select(per.SINGLE_PIXEL_PRODUCT)
@@ -147,7 +148,7 @@ def _transposed(call: Call) -> Work:
 
 
 def _adds_per_tap(code: CodeVariant, depth: int) -> int:
-    """Number of times that a transposed convolution adds to a result per tap: MVE code adds once for each vector."""
+    """Number of additions to an accumulator per input pixel, tap and output channel; one per vector with MVE."""
     return _inner_product_steps(code, depth) if code is CodeVariant.MVE else 1
 
 
