@@ -20,8 +20,8 @@ from arm_backend_core.nodes import is_float
 aten = torch.ops.aten
 _READS = (aten.select.int, aten.slice.Tensor)
 _WRITES = (aten.select_scatter.default, aten.slice_scatter.default)
-#: Maximum number of concatenated pieces, divided by the number of writes. If the writes alternate along the dimension,
-#: each index would be a piece.
+#: Maximum number of pieces of the concatenation for each write of the chain. A chain with more pieces is not replaced.
+#: For example, if two writes alternate along a long dimension, each index is a piece.
 _MAX_PIECES_PER_WRITE = 4
 
 
@@ -59,7 +59,7 @@ def _skip_writes(node: Node) -> None:
 
 
 def _replace_by_concatenation(node: Node) -> None:
-    """Replace a chain of writes, the last of which is ``node``, by a concatenation, if it writes a whole dimension."""
+    """If the chain of writes that ends with ``node`` writes a whole dimension, replace it by a concatenation."""
     last = _index_range(node)
     if last is None or len(last.positions) == node.meta["val"].shape[last.dim]:
         return

@@ -36,10 +36,10 @@ def find_out_of_bounds_write(
         layers: Vela's estimates, from which the description takes the name of the written tensor.
     """
     registers, for_u85 = defaultdict[int, int](int), is_u85(stream)
-    starts, ends = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)  # by region, in order
+    starts, ends = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)  # by region
     for region, address, size in sorted(allocations):
         starts[region].append(address)
-        ends[region].append(max([address + size, *ends[region][-1:]]))
+        ends[region].append(max([address + size, *ends[region][-1:]]))  # maximum so far
     for word_index, number, value in decode_commands(stream):
         if number >= 256:
             registers[number] = value

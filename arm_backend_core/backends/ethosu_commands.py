@@ -118,7 +118,7 @@ class RegisterWriter:
         return number in self._deferred
 
     def set_registers(self, values: Mapping[int, int]) -> None:
-        """Write the registers in ``values``, {number: value}, that have other values in the new stream so far."""
+        """Write the registers in ``values``, {number: value}, whose value in the new stream differs."""
         for register, value in values.items():
             if self._state.get(register) != value:
                 self.words += encode_command(register, value)

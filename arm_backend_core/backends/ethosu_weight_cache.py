@@ -59,11 +59,12 @@ def can_copy_weights(vela_result: dict[str, Any], configuration: VelaConfigurati
 
 
 def cache_weights_in_sram(vela_result: dict[str, Any], configuration: VelaConfiguration) -> None:
-    """Edit Vela's result: append a weight copy to the scratch if it saves more cycles than it has bytes.
+    """Edit Vela's result: append copies of weights to the scratch.
 
-    Copies must also fit the SRAM that the arena leaves free, or ``_DEFAULT_COPY_BYTES`` if the SRAM has no limit. With
-    ``--optimise=Size``, nothing is copied. The estimate of the first layer that reads the weights does not change,
-    because it covers the copy from flash. In the estimates of the other layers, SRAM accesses replace flash accesses.
+    A copy must save more cycles than it has bytes. Copies must also fit the SRAM that the arena leaves free, or
+    ``_DEFAULT_COPY_BYTES`` if the SRAM has no limit. With ``--optimise=Size``, nothing is copied. The estimate of the
+    first layer that reads the weights does not change, because it covers the copy from flash. In the estimates of the
+    other layers, SRAM accesses replace flash accesses.
     """
     stream, memories, weight_region = (
         vela_result["command_stream"],

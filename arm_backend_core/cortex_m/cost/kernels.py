@@ -148,7 +148,7 @@ def _transposed(call: Call) -> Work:
 
 
 def _adds_per_tap(code: CodeVariant, depth: int) -> int:
-    """Number of additions to an accumulator per input pixel, tap and output channel; one per vector with MVE."""
+    """Additions to an accumulator per input pixel, tap and output channel: one; with MVE, one per vector of inputs."""
     return _inner_product_steps(code, depth) if code is CodeVariant.MVE else 1
 
 
