@@ -4,13 +4,14 @@
 that the block calls. A context variable, the only one of the compiler core, holds the log, so threads have separate
 logs.
 
-Logs are opened by exports, and by the lowerings of sweeps and comparisons outside of an export. An attempt that may
-fail (loop rolling, an export that may be repeated without alternatives) opens an inner log. If the attempt succeeds,
-its delegates, refused operators and notes are added to the outer log.
+An export opens a log. Outside of an export, a lowering for a sweep or a comparison opens a log. An attempt that may
+fail (loop rolling, an export that may be repeated without alternatives) opens an inner log. If the attempt succeeds, it
+adds its delegates, refused operators and notes to the outer log.
 
-Logs are written by ``delegate`` (delegates, refused operators), by loop rolling (delegates that a loop calls), by
-functions whose decisions the user must know (notes: quantization, intervals of int64, alternatives, Vela's optimization
-goal, training), and by ``TrackedHardware``. The function that opened a log reads it after the block.
+These modules write to the log: ``delegate`` (delegates, refused operators), loop rolling (delegates that a loop calls),
+and ``TrackedHardware`` (attributes of the target that quantization read). Functions add notes about decisions that the
+user must know: quantization, intervals of int64, alternatives, Vela's optimization goal, training. The function that
+opened a log reads it after the block.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RefusedOperator:
-    """An operator that stays on the CPU, and why. ``fault``: whether a bug of this compiler is the reason."""
+    """An operator that stays on the CPU, and why. ``fault`` is True if the reason is a bug of this compiler."""
 
     node: str
     operator: str
@@ -65,7 +66,8 @@ class DelegateRecord:
         checksum: checksum of the payload, as in its compile spec.
         vela: Vela's estimates for one inference, for Ethos-U targets.
         calls: number of calls in one inference.
-        external_blocks: key of each block in the data file (``.ptd``) -> its bytes. Delegates may share a block.
+        external_blocks: {key: size in bytes} of the delegate's blocks in the data file (``.ptd``). Delegates may
+            share a block.
         may_share_scratch: whether the memory plan may place the scratch of an Ethos-U delegate.
     """
 
@@ -107,7 +109,7 @@ class Log:
         delegates: records of the delegates, in the order of their compilation.
         refused_operators: operators that stay on the CPU.
         notes: sentences for the user.
-        hardware_dependencies: attributes of ``Hardware`` that quantization read, by name, with their values.
+        hardware_dependencies: {name: value} of the attributes of ``Hardware`` that quantization read.
     """
 
     delegates: list[DelegateRecord] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Intermediate artifacts: files of a delegate that the user requests, or that a failure leaves for a report."""
+"""Intermediate artifacts: files of a delegate for the user, written on request or for a bug report after a failure."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from arm_backend_core.errors import ArmBackendError, CompileError
 from arm_backend_core.targets.compile_spec import ArmCompileSpec
 from arm_backend_core.tosa.graph import Graph
 
-#: Maps a tool's message to the operator that it names: text -> (ATen operator, line of the user's model).
+#: Finds the operator that a tool's message (the argument) names. Returns (ATen operator, source line of the user's
+#: model), or None.
 FindOperator = Callable[[str], "tuple[str, str] | None"]
 
 
 def write_files(directory: str | Path, delegate: str, files: Mapping[str, bytes]) -> list[Path]:
-    """Write ``<delegate><suffix>`` for each of ``files`` (suffix -> content); creates the directory.
+    """Write each of ``files``, {suffix: content}, to ``<directory>/<delegate><suffix>``. Create the directory.
 
     Raises:
         ArmBackendError: the directory or a file cannot be written.
@@ -77,7 +78,7 @@ def _debug_json(delegate: str, backend: str, graph: Graph, vela: VelaEstimates |
 def make_compile_error(
     reason: str, flatbuffer: bytes, *, delegate: str, directory: str | None, find_operator: FindOperator, log: str = ""
 ) -> CompileError:
-    """Save the flatbuffer of a delegate that a native compiler did not compile, or compiled wrongly; return the error.
+    """Make the error for a delegate that a native compiler refused or compiled wrongly, and save its flatbuffer.
 
     The flatbuffer goes to ``directory``. If that is None or cannot be written, the flatbuffer goes to a new temporary
     folder, which is not deleted.

@@ -16,7 +16,7 @@ def set_call_count(record: DelegateRecord, calls: int) -> DelegateRecord:
 
 
 def multiply_estimates(vela: VelaEstimates, calls: int) -> VelaEstimates:
-    """Multiply those estimates of one call that add up (cycles, accesses) by the number of calls."""
+    """Multiply estimates of one call by the number of calls: cycles, time, MACs and accesses. Sizes do not change."""
     fields: dict[str, Any] = {
         name: tuple(_multiply_fields(row, calls) for row in getattr(vela, name)) for name in ("layers", "memories")
     }
@@ -26,7 +26,7 @@ def multiply_estimates(vela: VelaEstimates, calls: int) -> VelaEstimates:
     return replace(cast("VelaEstimates", _multiply_fields(vela, calls)), **fields)
 
 
-#: Fields of a delegate, an operation or a memory that add up over calls. Peaks and sizes do not add up.
+#: Fields of ``VelaEstimates``, ``OperationEstimate`` and ``MemoryUse`` that are sums over all calls.
 _ADDITIVE_FIELDS = (
     "cycles",
     "npu_cycles",
@@ -40,7 +40,7 @@ _ADDITIVE_FIELDS = (
 
 
 def _multiply_fields(row: Any, calls: int) -> Any:
-    """Multiply the additive fields of one row by the number of calls."""
+    """Multiply ``_ADDITIVE_FIELDS`` and ``memory_cycles`` of a record of estimates by the number of calls."""
     multiplied: dict[str, Any] = {name: calls * getattr(row, name) for name in _ADDITIVE_FIELDS if hasattr(row, name)}
     if hasattr(row, "memory_cycles"):
         multiplied["memory_cycles"] = tuple((name, calls * cycles) for name, cycles in row.memory_cycles)

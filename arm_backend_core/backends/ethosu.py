@@ -52,17 +52,17 @@ def compile_ethosu(
         spec: the NPU and compiler options.
         delegate: name of the delegate, for errors and files.
         find_operator: maps Vela's message to an ATen operator and source line.
-        unused_inputs: see ``CompileRequest``. Vela omits these inputs. The payload lists them, because ExecuTorch's
-            runtime writes them too. They are allocated after the other inputs; in Direct Drive programs, they have no
-            address.
+        unused_inputs: inputs that no operator reads, see ``CompileRequest``. Vela omits them. This function adds them
+            to the payload, because ExecuTorch's runtime copies them like the other inputs. Their memory follows the
+            other inputs'. In Direct Drive programs, they have no address.
         input_bytes, output_bytes: bytes of each input and output, see ``CompileRequest``.
         timeout: seconds after which Vela is stopped; None disables it.
         run_vela: is called instead of ``vela.compile_tosa``, for example to return a cached result. Takes flatbuffer,
             configuration and timeout; returns Vela's result and its printed text.
 
     Raises:
-        CompileError: Vela refused the flatbuffer, crashed on it or timed out. Or the compiled program has inputs or
-            results of other sizes, or writes out of bounds.
+        CompileError: Vela refused the flatbuffer, crashed on it or timed out; or the sizes of the program's inputs or
+            results differ from ``input_bytes`` or ``output_bytes``; or the program writes out of bounds.
     """
     directory = spec.get_intermediate_path()
 
@@ -86,8 +86,8 @@ def compile_ethosu(
     prefetch_weights(vela_result, spec.configuration)
     vela_result["command_stream"], waits = insert_waits(vela_result["command_stream"])
     estimates = _make_estimates(vela_result, spec, _make_layers(vela_result["tables"], waits))
-    # SRAM is region 2 if the program has fast scratch; otherwise it is part of region 1, the scratch. In Direct Drive
-    # programs, inputs and results have regions of their own.
+    # Tensors in SRAM are in region 2 if the program has fast scratch, otherwise in region 1 (scratch), as all other
+    # tensors. In Direct Drive programs, inputs and results have separate regions.
     has_fast_scratch = vela_result["scratch_fast"][0] > 0
     allocations = [(1 + (has_fast_scratch and x.memory == "Sram"), x.address, x.bytes) for x in estimates.placed]
     allocations += [(region, first, prod(shape) * size) for shape, size, first, region in vela_result["outputs"]]
@@ -104,7 +104,7 @@ def compile_ethosu(
 def _describe_size_mismatch(
     vela_result: dict[str, Any], input_bytes: Sequence[int] | None, output_bytes: Sequence[int] | None
 ) -> str | None:
-    """Describe how sizes of inputs or results in bytes differ from the expected ones; None if they agree."""
+    """Describe the difference between the sizes of inputs or results and the expected sizes; None if they are equal."""
     for name, tensors, expected in (
         ("inputs", vela_result["inputs"], input_bytes),
         ("results", vela_result["outputs"], output_bytes),
@@ -195,8 +195,8 @@ def _make_layers(tables: Tables, waits: Sequence[int]) -> tuple[OperationEstimat
     """Build the per-operation estimates from Vela's tables.
 
     Args:
-        tables: Vela's tables: (column names, rows) by name.
-        waits: ascending byte offsets, in the stream before ``insert_waits``, at which it inserted a 4-byte word.
+        tables: Vela's tables, see ``vela_tables``.
+        waits: ascending byte offsets in Vela's stream, one for each 4-byte word that ``insert_waits`` inserted there.
     """
     sources = {row["id"]: row for row in read_rows(tables, "source")}
     commands: dict[str, list[int]] = {}

@@ -1,6 +1,7 @@
 """Memory accesses of Ethos-U commands: byte ranges that kernels and DMAs read and write.
 
-A kernel is an NPU operation other than a DMA. ``registers`` is the state of the registers when the command starts.
+A kernel is an NPU operation other than a DMA. The argument ``registers`` maps register numbers to their values at the
+start of the command.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,11 +12,12 @@ from arm_backend_core.backends.ethosu_commands import DMA_REGISTERS, FEATURE_MAP
 #: NPU_OP_CONV and NPU_OP_DEPTHWISE.
 CONVOLUTION_COMMANDS = (2, 3)
 ELEMENTWISE_COMMAND = 6
-#: Registers of the region of weights and of scales.
+#: Numbers of the registers that hold the region of the weights and the region of the scales.
 WEIGHT_REGION_REGISTERS = (296, 297)
-#: Registers of the base of weights, then of scales, of up to two cores. The length register of each follows its base.
+#: Numbers of the address registers: weights of core 0 and of core 1, scales of core 0 and of core 1. The register with
+#: the next number holds the length.
 WEIGHT_BASE_REGISTERS = (0x420, 0x490, 0x422, 0x492)
-#: Assumed length of the accesses of a DMA of several rows: all memory from the first byte on.
+#: Length that is assumed for a DMA of several rows: the DMA may access all memory after its first byte.
 UNKNOWN_LENGTH = 1 << 40
 _SOURCE_REGION, _DESTINATION_REGION, _SOURCE_ADDRESS, _DESTINATION_ADDRESS, _LENGTH = DMA_REGISTERS
 
@@ -30,15 +32,19 @@ class MemoryAccess(NamedTuple):
 
 
 def list_feature_map_registers(number: int) -> Sequence[tuple[int, ...]]:
-    """Registers of the feature maps that the kernel command ``number`` uses: IFM, OFM and, if elementwise, IFM2."""
+    """Rows of ``FEATURE_MAP_REGISTERS`` for a kernel with command ``number``: IFM, OFM and, if elementwise, IFM2."""
     return FEATURE_MAP_REGISTERS[: 3 if number == ELEMENTWISE_COMMAND else 2]
 
 
 def kernel_accesses(registers: Mapping[int, int], maps: Sequence[tuple[int, ...]]) -> Iterator[MemoryAccess]:
     """Memory that a kernel reads and writes as feature maps.
 
-    An access begins at the first byte of the feature map or of its rolling buffer. It ends at the end of the first
-    tile.
+    An access begins at the first byte of the feature map, or of the rolling buffer that contains the feature map. The
+    access ends at the end of tile 0.
+
+    Args:
+        registers: values of the registers.
+        maps: rows of ``FEATURE_MAP_REGISTERS``.
     """
     for base, stride, tile, region, precision, depth in maps:
         start, x, y, brick, precision_bits = (
@@ -52,7 +58,7 @@ def kernel_accesses(registers: Mapping[int, int], maps: Sequence[tuple[int, ...]
 
 
 def writes_without_gaps(registers: Mapping[int, int]) -> bool:
-    """Whether a kernel writes each byte of its OFM's access: no gaps between pixels or rows, no rolling buffer."""
+    """Whether a kernel writes all bytes of its OFM: no gaps between pixels or rows, and no rolling buffer."""
     base, stride, tile, _, precision, depth = FEATURE_MAP_REGISTERS[1]
     x, y, brick, bits = (registers[key] for key in (stride, stride + 1, stride + 2, precision))
     columns, channels = ((registers[key] >> 32) + 1 for key in (tile, depth))

@@ -18,10 +18,10 @@ from arm_backend_core.backends.ethosu_commands import (
 )
 from arm_backend_core.backends.vela_estimates import OperationEstimate
 
-#: Registers of the OFM's size, each minus one.
+#: Numbers of the registers that hold the OFM's width, height and depth, each minus one.
 _WIDTH, _HEIGHT, _DEPTH = 273, 274, 275
-#: Output transposes of U85: bits of the precision register -> stored (height, width, depth) as indices of the computed
-#: (height, width, depth).
+#: Output transposes of U85: {transpose bits of the precision register: permutation p}. Stored axis i is computed axis
+#: ``p[i]``; the axes are height, width and depth.
 _OUTPUT_TRANSPOSES = {1: (1, 0, 2), 2: (0, 2, 1), 3: (1, 2, 0), 6: (2, 0, 1), 7: (2, 1, 0)}
 
 
@@ -33,13 +33,13 @@ def find_out_of_bounds_write(
     Args:
         stream: the command stream.
         allocations: (region, address, bytes) of each tensor.
-        layers: Vela's estimates, for the tensor's name.
+        layers: Vela's estimates, from which the description takes the name of the written tensor.
     """
     registers, for_u85 = defaultdict[int, int](int), is_u85(stream)
-    starts, ends = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)  # by region, in order
+    starts, ends = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)  # by region
     for region, address, size in sorted(allocations):
         starts[region].append(address)
-        ends[region].append(max([address + size, *ends[region][-1:]]))
+        ends[region].append(max([address + size, *ends[region][-1:]]))  # maximum so far
     for word_index, number, value in decode_commands(stream):
         if number >= 256:
             registers[number] = value

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 DMA_START, DMA_WAIT = 16, 17
 #: NPU_OP_CONV, DEPTHWISE, POOL, ELEMENTWISE and RESIZE.
 KERNEL_COMMANDS = (2, 3, 5, 6, 7)
-#: Registers of a DMA: source region, destination region, source address, destination address, length.
+#: Numbers of the registers of a DMA: source region, destination region, source address, destination address, length.
 DMA_REGISTERS = (304, 305, 0x430, 0x431, 0x432)
-#: Registers of IFM, OFM and IFM2: first base, first stride, first tile size minus 1, region, precision, depth minus 1.
-#: IFM2 has no depth register; the OFM's stands for it.
+#: Numbers of the registers of IFM, OFM and IFM2, one row each: base of tile 0, stride x, width of tile 0 minus 1,
+#: region, precision, depth minus 1. The next numbers of a series follow: bases of tiles 1 to 3, stride y and stride of
+#: bricks, heights of tiles 0 and 1 minus 1. IFM2 has no depth register; its row has the OFM's.
 FEATURE_MAP_REGISTERS = (
     (0x400, 0x404, 266, 271, 261, 260),
     (0x410, 0x414, 282, 287, 276, 275),
@@ -20,7 +21,7 @@ FEATURE_MAP_REGISTERS = (
 )
 _DIRECT_DRIVE_MAGIC = b"COP2"  #: Header of streams for Direct Drive; other streams start with COP1.
 
-#: Product number in the header of a command stream -> name.
+#: {product number in the header of a command stream: NPU}
 _PRODUCTS = {0: "U55", 1: "U65", 2: "U85"}
 
 
@@ -28,7 +29,7 @@ def is_u85(stream: bytes) -> bool:
     """Whether a stream is for an Ethos-U85: a Direct Drive stream, or a stream with this product number in its header.
 
     Raises:
-        ValueError: another product, whose registers are unknown here.
+        ValueError: the header has another product number than those of ``_PRODUCTS``.
     """
     product = 2 if stream.startswith(_DIRECT_DRIVE_MAGIC) else stream[11] >> 4
     if product not in _PRODUCTS:
@@ -37,14 +38,17 @@ def is_u85(stream: bytes) -> bool:
 
 
 def is_chained(precision: int) -> bool:
-    """Whether a feature map of U85 is chained, that is, not in memory. Other NPUs use these bits for the rounding."""
+    """Whether a feature map of U85 is chained, that is, passed to the next operation without memory.
+
+    ``precision`` is the value of its precision register. Other NPUs use these bits for the rounding.
+    """
     return precision >> 46 & 3 == 2
 
 
 def pixel_extent(depth: int, brick: int, precision: int, log_size: int) -> int:
     """Bytes from a pixel's first channel to the end of its last channel (NHWC) or of its last brick (NHCWB16).
 
-    The last of several bricks counts with its unused channels.
+    If there are several bricks, the end includes the unused channels of the last brick.
 
     Args:
         depth: number of channels.
@@ -65,7 +69,8 @@ def _first_command_offset(stream: bytes) -> int:
 def decode_commands(stream: bytes) -> Iterator[tuple[int, int, int]]:
     """Decode commands as (word index, number, value).
 
-    ``number`` has bit 0x400 set if a second word follows. ``value`` is the 16-bit parameter << 32 | the second word.
+    The word index counts from the first command. ``number`` has bit 0x400 set if the command has a second word.
+    ``value`` is (16-bit parameter << 32) | second word.
     """
     words = struct.iter_unpack("<I", stream[_first_command_offset(stream) :])
     for word_index, (word,) in (numbered := enumerate(words)):
@@ -74,7 +79,7 @@ def decode_commands(stream: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def encode_command(number: int, value: int) -> list[int]:
-    """Encode a command of ``decode_commands`` as its words."""
+    """Encode the number and value of a command (see ``decode_commands``) as one or two words."""
     first = number & 0x3FF | (number & 0x400) << 4 | value >> 32 << 16
     return [first, value & 0xFFFFFFFF] if number & 0x400 else [first]
 
@@ -98,7 +103,7 @@ class RegisterWriter:
     the operation that reads them (``set_registers``).
 
     Attributes:
-        pending: the last value that Vela's stream wrote to each deferred register.
+        pending: {deferred register: value that Vela's stream wrote last}.
         words: the new stream's words.
     """
 
@@ -113,7 +118,7 @@ class RegisterWriter:
         return number in self._deferred
 
     def set_registers(self, values: Mapping[int, int]) -> None:
-        """Write those registers whose values have changed."""
+        """Write the registers in ``values``, {number: value}, whose value in the new stream differs."""
         for register, value in values.items():
             if self._state.get(register) != value:
                 self.words += encode_command(register, value)

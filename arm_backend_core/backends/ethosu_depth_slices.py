@@ -1,8 +1,8 @@
 """Split convolutions by output channels in a command stream (U55, U65), so that their weights become smaller pieces.
 
-The NPU computes the channels of an OFM in blocks, and weights are encoded block by block. A slice consists of whole
-blocks: its channels keep their scales and the order of their weights, and it writes a part of the OFM. Vela's encoder
-encodes the weights of each slice again.
+The NPU computes the channels of an OFM in blocks, and weights are encoded block by block. A slice is a range of output
+channels that consists of whole blocks. Its kernel writes these channels of the OFM. The scales and the order of the
+weights do not change. Vela's encoder encodes the weights of each slice again.
 """
 
 from __future__ import annotations
@@ -26,24 +26,26 @@ from arm_backend_core.workers import vela
 from arm_backend_core.workers.worker import WorkerDied, WorkerError
 
 _CONVOLUTION = 2  # NPU_OP_CONV
-#: Registers of the OFM: width, height, depth and block depth, each minus one.
+#: Numbers of the registers that hold the OFM's width, height, depth and block depth, each minus one.
 _WIDTH, _HEIGHT, _DEPTH, _BLOCK_DEPTH = 273, 274, 275, 279
 _OFM_BASE, _OFM_STRIDE, _OFM_TILE, _, _OFM_PRECISION, _ = FEATURE_MAP_REGISTERS[1]
-#: Registers of base and length of weights and scales of the first core, and of weights of the second.
+#: Numbers of the registers with address and length of the weights and of the scales of core 0, and with the length of
+#: the weights of core 1.
 _WEIGHTS, _WEIGHT_BYTES, _SCALES, _SCALE_BYTES, _SECOND_WEIGHT_BYTES = 0x420, 0x421, 0x422, 0x423, 0x491
 _SCALE_RECORD_BYTES = 10
 _ALIGNMENT = 16
-#: Depth of an OFM microblock. The weights of an OFM whose depth is a multiple of it are encoded without padding.
+#: Depth of an OFM microblock. If the OFM's depth is a multiple of it, the encoded weights have no padding.
 _MICROBLOCK_DEPTH = 8
 #: Maximum number of slices of a convolution. Many short kernels take more cycles than one long kernel.
 _MAX_SLICES = 12
-#: Base register -> region register, for data that may be constants: IFM, IFM2, source of a DMA.
+#: {address register: region register} of the IFM, the IFM2 and the source of a DMA, which may be constants.
 _CONSTANT_BASES = {0x400: 271, 0x480: 399, DMA_REGISTERS[2]: DMA_REGISTERS[0]}
+#: {address register: region register} of the weights and scales of both cores.
 _WEIGHT_BASES = {0x420: 296, 0x490: 296, 0x422: 297, 0x492: 297}
 
 
 class _Slice(NamedTuple):
-    """A part of a convolution: first channel, number of channels, and its bytes: scales, then weights."""
+    """A range of output channels of a convolution: first channel, number of channels, encoded scales and weights."""
 
     channel: int
     depth: int
@@ -52,7 +54,11 @@ class _Slice(NamedTuple):
 
 
 class _Convolution(NamedTuple):
-    """A convolution to split: its constants [start, end), addresses of scales and weights, depth of OFM and block."""
+    """A convolution that can be split.
+
+    Its scales and weights are the bytes ``start`` to ``end`` of the constants; ``scales`` and ``weights`` are their
+    addresses. ``depth`` and ``block_depth`` are numbers of channels of the OFM and of an OFM block.
+    """
 
     start: int
     end: int
@@ -63,12 +69,16 @@ class _Convolution(NamedTuple):
 
 
 def find_slices(vela_result: dict[str, Any], word_indices: Set[int], max_bytes: int) -> dict[int, list[int]]:
-    """The convolutions that can be split, and the output channels of each slice.
+    """Find the convolutions that can be split.
 
     Args:
-        word_indices: positions of the convolutions' commands.
+        vela_result: Vela's result.
+        word_indices: word indices of the commands of the convolutions to consider.
         max_bytes: exclusive limit of the size of scales and weights of a slice. Convolutions whose slices would be
             larger are not split.
+
+    Returns:
+        ``{5: [32, 32, 16]}``: the convolution at word index 5 has three slices, of 32, 32 and 16 output channels.
     """
     found = {}
     for key, conv in _find_convolutions(vela_result, word_indices).items():
@@ -86,7 +96,7 @@ def slice_convolutions(
 
     Args:
         vela_result: Vela's result; it is not changed.
-        depths: convolution -> output channels of its slices, see ``find_slices``.
+        depths: numbers of output channels of the slices, from ``find_slices``.
         const_memory: name of the memory of the constants.
 
     Returns:
@@ -108,7 +118,7 @@ def slice_convolutions(
 
 
 def _find_convolutions(vela_result: dict[str, Any], word_indices: Set[int]) -> dict[int, _Convolution]:
-    """Convolutions on one core that may be split, and whose constants no other convolution reads."""
+    """Find the convolutions that can be split, by word index: on one core, with constants that no other one reads."""
     registers, found, readers = defaultdict[int, int](int), dict[int, _Convolution](), defaultdict[int, int](int)
     constants = vela_result["weight_region"] << 32
     for word_index, number, value in decode_commands(vela_result["command_stream"]):
@@ -179,11 +189,17 @@ def _rewrite_stream(
     starts: Mapping[int, int],
     moves: list[tuple[int, int]],
 ) -> tuple[bytes, dict[int, list[int]]]:
-    """The new stream, and the positions in it of each of Vela's commands: several for a convolution that is split.
+    """Write the stream with the slices.
 
     Args:
-        starts: address of the slices of each convolution.
-        moves: (address, offset): constants from ``address`` on are moved by ``offset``; ascending.
+        vela_result: Vela's result.
+        slices: {word index of a convolution: its slices}.
+        starts: {word index of a convolution: address of its first slice}.
+        moves: (address, offset), ascending. Constants from ``address`` to the next entry's move by ``offset`` bytes.
+
+    Returns:
+        The new stream, and {word index in Vela's stream: word indices in the new stream}. A convolution that is split
+        has several indices in the new stream.
     """
     stream, constants = vela_result["command_stream"], vela_result["weight_region"]
     own = {_DEPTH, _OFM_BASE, _WEIGHTS, _WEIGHT_BYTES, _SCALES, _SCALE_BYTES}
@@ -214,11 +230,12 @@ def _rewrite_stream(
 def _slice_registers(
     values: Mapping[int, int], others: Mapping[int, int], slices: list[_Slice], start: int
 ) -> Iterator[dict[int, int]]:
-    """The registers of each slice that differ from Vela's.
+    """Yield {register: value} for each slice: the registers in which it differs from Vela's kernel.
 
     Args:
-        values: deferred registers of Vela's kernel.
-        others: the other registers.
+        values: {register: value} of Vela's kernel, for the deferred registers.
+        others: {register: value} of Vela's kernel, for all other registers.
+        slices: the slices.
         start: address of the first slice's scales.
     """
     is_bricks, bytes_log2 = others[_OFM_PRECISION] >> 38 & 3 == 1, others[_OFM_PRECISION] >> 33 & 3

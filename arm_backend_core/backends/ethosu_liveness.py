@@ -1,8 +1,8 @@
 """Liveness analysis of the scratch: which bytes hold live data while each kernel of a command stream runs.
 
-Data are live from a write to the last read before the next write. The analysis is conservative: it counts granules
-instead of bytes, and treats a write with gaps as a read too. A DMA runs at the same time as the kernels before and
-after it.
+Data are live from a write to the last read before the next write. The analysis is conservative. Its unit is a granule,
+a block of bytes of the scratch. It treats a write with gaps between the written bytes as a read, too. It assumes that a
+DMA runs during the kernel before it and the kernel after it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _CommandAccesses(NamedTuple):
 
     first: int
     last: int
-    #: (access, True if the command overwrites all bytes of the access without reading them).
+    #: (access, overwrites): ``overwrites`` is True if the command writes all bytes of the access and reads none.
     spans: list[tuple[MemoryAccess, bool]]
 
 
@@ -91,7 +91,7 @@ def analyze_liveness(
     count = max(min(_MAX_GRANULES, _MAX_CELLS // max(len(kernels), 1)), 1)
     granule = max(-(-size // count // _MIN_GRANULE), 1) * _MIN_GRANULE
     busy = np.zeros((len(kernels), size // granule), bool)
-    accessed = np.zeros(busy.shape[1], int)  # kernel of the last access; inputs are written before the first kernel
+    accessed = np.zeros(busy.shape[1], int)  # index of the last kernel that accesses each granule, at first 0
     final_reads = [(MemoryAccess(region, address, address + length, False), False) for address, length in outputs]
     for first, last, spans in [*accesses, _CommandAccesses(len(kernels) - 1, len(kernels) - 1, final_reads)]:
         for span, is_overwritten in spans:
@@ -119,14 +119,16 @@ def _list_accesses(stream: bytes, constants: int, scratch: int) -> tuple[list[Np
             spans = list(dma_accesses(registers))
             if len(spans) == 2:  # source and target; a DMA to the table memory has the source only
                 dma_bytes += sum(s.end - s.start for s in spans if s.region == constants and not s.is_write)
-            is_whole = all(span.end - span.start < UNKNOWN_LENGTH for span in spans)
+            overwrites_all = all(span.end - span.start < UNKNOWN_LENGTH for span in spans)
             first = max(len(kernels) - 1, 0)
-            accesses.append(_select_accesses(first, len(kernels), spans, scratch, is_whole=is_whole))
+            accesses.append(_select_accesses(first, len(kernels), spans, scratch, overwrites_all=overwrites_all))
         elif number in KERNEL_COMMANDS:
             weights = list(weight_accesses(registers)) if number in CONVOLUTION_COMMANDS else []
             spans = [*kernel_accesses(registers, list_feature_map_registers(number)), *weights]
             count = len(kernels)
-            accesses.append(_select_accesses(count, count, spans, scratch, is_whole=writes_without_gaps(registers)))
+            accesses.append(
+                _select_accesses(count, count, spans, scratch, overwrites_all=writes_without_gaps(registers))
+            )
             is_constant = all(span.region == constants for span in weights)
             kernels.append(NpuKernel(word_index, _merge_ranges(weights) if is_constant else (), dma_bytes))
             dma_bytes = 0
@@ -134,7 +136,7 @@ def _list_accesses(stream: bytes, constants: int, scratch: int) -> tuple[list[Np
 
 
 def _merge_ranges(spans: Iterable[MemoryAccess]) -> Ranges:
-    """The bytes of spans; adjacent and overlapping spans become one range."""
+    """Merge adjacent and overlapping accesses to ranges, in ascending order."""
     ranges = list[tuple[int, int]]()
     for start, end in sorted((span.start, span.end) for span in spans):
         if ranges and start <= ranges[-1][1]:
@@ -145,8 +147,8 @@ def _merge_ranges(spans: Iterable[MemoryAccess]) -> Ranges:
 
 
 def _select_accesses(
-    first: int, last: int, spans: Sequence[MemoryAccess], scratch: int, *, is_whole: bool
+    first: int, last: int, spans: Sequence[MemoryAccess], scratch: int, *, overwrites_all: bool
 ) -> _CommandAccesses:
     return _CommandAccesses(
-        first, last, [(span, span.is_write and is_whole) for span in spans if span.region == scratch]
+        first, last, [(span, span.is_write and overwrites_all) for span in spans if span.region == scratch]
     )

@@ -69,7 +69,7 @@ def prefetch_weights(vela_result: dict[str, Any], configuration: VelaConfigurati
 
 
 def _may_save_cycles(const_memory: str, vela_result: dict[str, Any]) -> bool:
-    """Whether a layer waits for flash for at least ``MIN_SAVED_CYCLES``. Programs with variables are not edited."""
+    """Whether a layer waits for flash for at least ``MIN_SAVED_CYCLES``, and the program has no variables (states)."""
     wait = max(
         (int(row["op_cycles"]) - int(row["npu_cycles"]) for row in _list_const_bound_rows(const_memory, vela_result)),
         default=0,
@@ -134,12 +134,12 @@ def _make_planner(vela_result: dict[str, Any], const_memory: str) -> tuple[Prefe
 
 
 def _make_slots(vela_result: dict[str, Any], const_memory: str, kernels: Sequence[NpuKernel]) -> list[Slot]:
-    """Group the kernels of a program into slots, and distribute Vela's estimate of each layer over its kernels."""
+    """Group kernels into slots (``Slot``), and distribute Vela's estimate of each layer over its slots."""
     header, rows = vela_result["tables"]["perf"]
     columns = [header.index(name) for name in ("op_cycles", "npu_cycles", f"{const_memory}_ac", "Sram_ac")]
     costs = {row[0]: Costs(*(int(row[column]) for column in columns)) for row in rows}
     layer_of = {int(row[0]) // 4: row[-1] for row in vela_result["tables"]["queue"][1]}
-    # Vela names the layer of an operation's last kernel only.
+    # Vela's table has only the last kernel of each operation; earlier kernels belong to the same layer.
     layers = [layer_of.get(kernel.word_index) for kernel in kernels]
     for index in range(len(layers) - 2, -1, -1):
         layers[index] = layers[index] or layers[index + 1]
@@ -172,7 +172,7 @@ def _count_weight_bytes(kernels: Sequence[NpuKernel]) -> int:
 
 
 def _reads_only_const_memory(kernel: NpuKernel) -> bool:
-    """Whether a kernel reads weights, and reads them from flash, not from a copy that Vela's DMAs write."""
+    """Whether a kernel reads weights from flash. False if Vela's DMAs copy weights to SRAM for it."""
     return bool(kernel.weights) and not kernel.dma_bytes
 
 
@@ -200,7 +200,7 @@ def _estimate_cycles_per_byte(vela_result: dict[str, Any], slots: Sequence[Slot]
 def _insert_copies(
     vela_result: dict[str, Any], planner: PrefetchPlanner, kernels: Sequence[NpuKernel], copies: Sequence[WeightCopy]
 ) -> None:
-    """Insert each DMA right after the command of the kernel that hides it, and redirect the readers to the copies."""
+    """Insert each DMA after the command of the kernel during which it runs, and let the readers read the copies."""
     stream, region = vela_result["command_stream"], vela_result["scratch"][1]
     changes, dmas = WeightCopies(region), dict[int, list[list[tuple[int, int]]]]()
     for copy in copies:
@@ -208,7 +208,7 @@ def _insert_copies(
         word_index, offset = kernels[reader.kernels[0]].word_index, 0
         changes.waits.add(word_index)
         for start, end in reader.weights:
-            changes.copy_of.setdefault(word_index, []).append((start, end, copy.address + offset - start))
+            changes.relocations.setdefault(word_index, []).append((start, end, copy.address + offset - start))
             for piece in copy.pieces:
                 first, last = (min(max(at - offset, 0), end - start) for at in (piece.start, piece.end))
                 source, target = start + first, copy.address + offset + first
@@ -218,7 +218,8 @@ def _insert_copies(
             offset += end - start
     for index, commands in dmas.items():
         members = planner.slots[index].kernels
-        for number, dma in enumerate(commands):  # spread over the slot's kernels: a second DMA waits for the first one
+        # Distribute the DMAs over the slot's kernels, because a DMA waits for an earlier DMA.
+        for number, dma in enumerate(commands):
             word_index = kernels[members[number * len(members) // len(commands)]].word_index
             changes.dmas.setdefault(word_index, []).append(dma)
     vela_result["command_stream"], positions = redirect_weight_reads(stream, changes)

@@ -1,9 +1,9 @@
 """Plan of the weight prefetch (``ethosu_prefetch``): which weights to copy, where to, and during which earlier kernels.
 
-Copies are divided into two classes by the cycles that they save per byte. The class that saves more is placed first.
-Several limits between the classes are tried, and the best placement is kept. In each class, copies are placed by
-earliest deadline first: in the order of their readers, each copy as late as possible. A copy is omitted if the scratch
-has no free bytes for it, or if it saves fewer than ``MIN_SAVED_CYCLES``.
+The planner divides the copies into two classes by the cycles that they save per byte, and places the class that saves
+more first. It tries several limits between the classes, and keeps the best placement. In each class, it places copies
+by earliest deadline first: in the order of their readers, each copy as late as possible. It omits a copy if the scratch
+has no free bytes for it, or if it saves fewer cycles than ``MIN_SAVED_CYCLES``.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from arm_backend_core.backends.ethosu_liveness import Ranges
 if TYPE_CHECKING:
     import numpy as np
 
-#: Number of slots after which a kernel has certainly ended, because two kernels may run at the same time.
+#: Number of slots after which a kernel has certainly ended: two kernels may run at the same time. ``Slot`` is the unit
+#: of time.
 _IN_FLIGHT = 2
-_MIN_PIECE_BYTES = 1024  #: minimum bytes of a piece, unless the rest of a copy is smaller
+_MIN_PIECE_BYTES = 1024  #: minimum bytes of a DMA (``Piece``), unless the rest of a copy is smaller
 #: Minimum number of cycles that a copy saves. Its commands take time, too.
 MIN_SAVED_CYCLES = 512
-_MAX_ADDRESSES = 8  #: candidate addresses of a copy
-_MAX_CANDIDATES = 256  #: weights that are considered
-#: Limits between the classes of weights, as fractions of the range of saved cycles per byte.
+_MAX_ADDRESSES = 8  #: approximate number of addresses that are tried for a copy
+_MAX_CANDIDATES = 256  #: maximum number of slots whose weights may be copied
+#: Limits between the two classes: 0 is the minimum of the saved cycles per byte of all copies, 1 the maximum.
 _DENSITY_LIMITS = (0.0, 1 / 3, 2 / 3)
-#: Estimated growth of weights that are encoded in slices: relative, and bytes of a slice's header.
+#: Estimated growth of weights that are encoded again in slices: fraction of their size, and header bytes per slice.
 _ENCODING_MARGIN, _HEADER_BYTES = 0.01, 64
-_MAX_LEAD = 96  #: slots that a DMA may start before the kernel that reads the copy
+_MAX_LEAD = 96  #: maximum number of slots between the start of a DMA and the kernel that reads the copy
 
 
 class CyclesPerByte(NamedTuple):
@@ -51,13 +52,13 @@ class Costs(NamedTuple):
     sram: float
 
     def scale(self, share: float) -> Costs:
-        """The costs of a part that does this share of the work."""
+        """The costs of the fraction ``share`` of the work."""
         return Costs(*(share * cycles for cycles in self))
 
 
 @dataclass(frozen=True, eq=False)
 class Slot:
-    """Unit of the plan: one kernel that reads weights from flash, or consecutive other kernels of one layer.
+    """Unit of time of the plan: a kernel that reads weights from flash, or consecutive kernels of a layer that do not.
 
     Attributes:
         kernels: indices of the kernels.
@@ -116,7 +117,7 @@ class PrefetchPlanner:
         self.slots, self.busy, self.granule, self.cycles_per_byte = slots, busy, granule, cycles_per_byte
 
     def costs_with_copy(self, index: int) -> Costs:
-        """Costs of a slot that reads its weights from SRAM, as often as from flash before."""
+        """Costs of a slot if it reads its weights from a copy in SRAM: the same number of bytes as from flash."""
         _, npu, const_memory, sram = self.slots[index].costs
         sram += const_memory * self.cycles_per_byte.sram / self.cycles_per_byte.const_memory
         return Costs(max(npu, sram), npu, 0, sram)
@@ -129,7 +130,7 @@ class PrefetchPlanner:
         """A planner of the program in which some slots are split.
 
         Args:
-            slices: slot -> its parts as fractions of its weights.
+            slices: ``{3: [0.5, 0.5]}`` splits slot 3 into two slots with half of the weights each.
         """
         import numpy as np
 
@@ -168,7 +169,7 @@ class PrefetchPlanner:
     def _idle_cycles(self) -> np.ndarray:
         """Idle cycles of flash during each slot, [slots, 2].
 
-        The first column holds if the slot reads its weights from flash, the second if it reads a copy in SRAM.
+        Column 0 is for a slot that reads its weights from flash, column 1 for a slot that reads a copy in SRAM.
         """
         import numpy as np
 
@@ -223,7 +224,8 @@ class PrefetchPlanner:
             before the reader.
         """
         granule, pieces = self.granule, list[Piece]()
-        left = sorted(_list_runs(available), reverse=True)  # [first slot, start, end]
+        # [first, start, end]: DMAs may write the granules [start, end) from slot ``first`` on.
+        left = sorted(_list_runs(available), reverse=True)
         for slot in range(reader - 1, max(reader - 1 - _MAX_LEAD, -1), -1):
             room = int(idle[slot] / self.cycles_per_byte.const_memory) // granule
             for segment in left:
@@ -240,10 +242,10 @@ class PrefetchPlanner:
 
 
 def _first_free_slot(busy: np.ndarray, reader: int) -> np.ndarray:
-    """The first slot that a copy may start with, for each granule; ``reader`` for a granule that cannot be used.
+    """For each granule, the first slot in which a DMA may write it; ``reader`` if the copy cannot use the granule.
 
-    The copy's DMA starts after the slot's first kernel, and ends before ``reader`` runs. A granule must be free from
-    one slot before the copy's first slot until the reader has certainly ended.
+    The DMA starts after the first kernel of its slot, and ends before ``reader`` runs. The granule must be free from
+    the slot before the DMA's until ``_IN_FLIGHT`` slots after ``reader``.
     """
     import numpy as np
 
@@ -257,7 +259,7 @@ def _first_free_slot(busy: np.ndarray, reader: int) -> np.ndarray:
 
 
 def _candidate_starts(available: np.ndarray, reader: int, count: int) -> list[int]:
-    """Granules where a copy of ``count`` granules may start, those that are free for the shortest time first."""
+    """First granules of places for ``count`` granules. The places that are free for the shortest time come first."""
     import numpy as np
 
     sums = np.concatenate(([0], np.cumsum(available)))

@@ -2,8 +2,8 @@
 
 A kernel is an NPU operation other than a DMA.
 
-Waits before a DMA (U55, U65): the two kernels before a DMA may still be running. Vela omits waits where it misjudges
-the addresses of parts of tensors. This module adds no waits for accesses to constants.
+Waits before a DMA (U55, U65): the last two kernels may still run when a DMA starts. Vela omits waits where it assumes
+wrong addresses for parts of tensors. This module compares the addresses of feature maps, but not of weights.
 
 Table loads (U55, U65): NPUs with fewer than 128 MACs lose their lookup tables in each kernel that uses no table. Vela
 does not reload some of the lost tables.
@@ -12,8 +12,8 @@ Waits between kernels (BLOCKDEP = 0): a kernel may start before the previous ker
 wait in these cases:
 
 - It reads the previous kernel's result with another layout, or not from the start of a row.
-- It reads that result with a stride that exceeds its window. Vela assumes that windows have no gaps.
-- It reads that result, and its two inputs are adjacent or overlap. Vela considers only one of them.
+- It reads that result in windows with gaps between them: the stride exceeds the window size. Vela assumes no gaps.
+- It reads that result, and its two inputs are adjacent or overlapping memory. Vela considers only one of the inputs.
 - It belongs to a chain (U85): kernels that pass feature maps to each other outside memory.
 - It is a RESIZE. Vela assumes that it reads as many rows and columns as it writes.
 """
@@ -54,8 +54,9 @@ def insert_waits(stream: bytes) -> tuple[bytes, list[int]]:
         list[int](),
         list[int](),
     )
-    table_dmas, lost_tables = dict[int, list[int]](), set[int]()  # slot -> DMA that loads it; overwritten slots
-    ofm_layout, is_blockdep_overridden = tuple[int, ...](), False  # overridden: 0 in the new stream, not in Vela's
+    # A slot, 0 to 7, holds a lookup table. {slot: words of the DMA that loads the table}, and slots of lost tables.
+    table_dmas, lost_tables = dict[int, list[int]](), set[int]()
+    ofm_layout, is_blockdep_overridden = tuple[int, ...](), False  # True while BLOCKDEP is 0 in the new stream only
     is_small_npu = stream[8] & 15 < 7  # lowest bits of the third word: log2 of the MACs
     for_u85 = npu.is_u85(stream)  # on U85, Vela is known to omit only waits between kernels
 
@@ -127,10 +128,9 @@ def _stride_exceeds_window(registers: dict[int, int]) -> bool:
 def _needs_kernel_wait(
     registers: dict[int, int], kernels: list[list[MemoryAccess]], ofm_layout: tuple[int, ...], *, has_gaps: bool
 ) -> bool:
-    """Whether a kernel reads the previous kernel's result in a way for which Vela's BLOCKDEP is too large.
+    """Whether a kernel reads the previous kernel's result in a case for which Vela's BLOCKDEP is too large.
 
-    The module's docstring lists these ways. Adjacent operands may be parts of one tensor: Vela considers only one of
-    these parts.
+    The module's docstring lists the cases. ``kernels`` has the accesses of the previous kernel and of this kernel.
     """
     (ofm_span,) = (span for span in kernels[0] if span.is_write)
     ifm_spans = [span for span in kernels[1] if not span.is_write]

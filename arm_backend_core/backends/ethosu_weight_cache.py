@@ -29,23 +29,24 @@ from arm_backend_core.backends.vela_tables import WEIGHT_COPY_USAGE
 from arm_backend_core.workers.vela import VelaConfiguration
 
 _DEFAULT_COPY_BYTES = 256 << 10  # SRAM budget of copies if the configuration has no limit
-#: (first byte, one past the last byte) in the weight region.
+#: Bytes [start, end) of the weight region.
 _ByteRange = tuple[int, int]
 
 
 @dataclass
 class WeightCopies:
-    """Copies of weights, and the DMAs that write them. A word index in Vela's stream identifies each command.
+    """Copies of weights, and the DMAs that write them. Commands are identified by their word index in Vela's stream.
 
     Attributes:
         region: the region of the copies.
-        copy_of: convolution -> (start, end, offset to the copy) of each range of its weights.
-        waits: commands that wait for all DMAs before them.
-        dmas: command -> registers of the DMAs that start right after it.
+        relocations: ``{5: [(0, 64, 1000)]}``: the convolution at word index 5 reads a copy of the bytes [0, 64) of the
+            weights, at an address that is 1000 higher.
+        waits: commands before which the NPU waits for all earlier DMAs.
+        dmas: {command: DMAs that start right after it}. A DMA is a list of (register, value).
     """
 
     region: int
-    copy_of: dict[int, list[tuple[int, int, int]]] = field(default_factory=dict)
+    relocations: dict[int, list[tuple[int, int, int]]] = field(default_factory=dict)
     waits: set[int] = field(default_factory=set)
     dmas: dict[int, list[list[tuple[int, int]]]] = field(default_factory=dict)
 
@@ -58,11 +59,12 @@ def can_copy_weights(vela_result: dict[str, Any], configuration: VelaConfigurati
 
 
 def cache_weights_in_sram(vela_result: dict[str, Any], configuration: VelaConfiguration) -> None:
-    """Edit Vela's result: append a weight copy to the scratch if it saves more cycles than it has bytes.
+    """Edit Vela's result: append copies of weights to the scratch.
 
-    Copies must also fit the SRAM that the arena leaves free, or ``_DEFAULT_COPY_BYTES`` if the SRAM has no limit. With
-    ``--optimise=Size``, nothing is copied. The estimate of the first layer that reads the weights does not change,
-    because it covers the copy from flash. In the estimates of the other layers, SRAM accesses replace flash accesses.
+    A copy must save more cycles than it has bytes. Copies must also fit the SRAM that the arena leaves free, or
+    ``_DEFAULT_COPY_BYTES`` if the SRAM has no limit. With ``--optimise=Size``, nothing is copied. The estimate of the
+    first layer that reads the weights does not change, because it covers the copy from flash. In the estimates of the
+    other layers, SRAM accesses replace flash accesses.
     """
     stream, memories, weight_region = (
         vela_result["command_stream"],
@@ -94,11 +96,11 @@ def cache_weights_in_sram(vela_result: dict[str, Any], configuration: VelaConfig
             last_tick = max(int(row[header.index("end_time")]) for row in rows)
             add_tensor_row(vela_result, next(iter(users)), copies[span], length, (0, last_tick))
     if copies:
-        copy_of = {
+        relocations = {
             word_index: [(*span, copies[span] - span[0])] for word_index, span in reads.items() if span in copies
         }
         # One wait before the first convolution that reads a copy covers all copies.
-        changes = WeightCopies(region, copy_of, {min(copy_of)})
+        changes = WeightCopies(region, relocations, {min(relocations)})
         vela_result["command_stream"], positions = redirect_weight_reads(stream, changes, words)
         for word_index, row in layers.items():
             row[0] = str(4 * positions[word_index])
@@ -118,7 +120,7 @@ def add_tensor_row(vela_result: dict[str, Any], layer: str, address: int, length
 def _update_tables_if_profitable(
     vela_result: dict[str, Any], const_memory: str, layers: list[str], length: int
 ) -> bool:
-    """If it saves over ``length`` cycles, move the reads of ``layers`` to SRAM in the tables and return True."""
+    """If that saves over ``length`` cycles, move weight reads of ``layers`` to SRAM in the tables; return whether."""
     header, rows = vela_result["tables"]["perf"]
     uses = [vela_result["memories"][name] for name in (const_memory, "Sram")]
     const_cycles, sram_cycles = (round(length * use["cycles"] / max(use["read"] + use["written"], 1)) for use in uses)
@@ -166,8 +168,8 @@ def redirect_weight_reads(
             continue
         if number in CONVOLUTION_COMMANDS:
             weights = {register: at for register, at in writer.pending.items() if register in weight_registers}
-            if word_index in copies.copy_of:
-                weights = _redirect(weights, copies.copy_of[word_index], copies.region)
+            if word_index in copies.relocations:
+                weights = _redirect(weights, copies.relocations[word_index], copies.region)
             writer.set_registers(weights)
         elif number == DMA_START:
             writer.set_registers({key: at for key, at in writer.pending.items() if key in DMA_REGISTERS})
@@ -181,7 +183,10 @@ def redirect_weight_reads(
 
 
 def _redirect(registers: Mapping[int, int], ranges: Sequence[tuple[int, int, int]], region: int) -> dict[int, int]:
-    """Weight registers that address copies in ``region``. Other addresses belong to unused registers."""
+    """Change the weight registers of a convolution to address the copies in ``region``.
+
+    Addresses outside of ``ranges`` do not change, because they belong to unused registers.
+    """
     return {
         register: value + next((offset for start, end, offset in ranges if start <= value < end), 0)
         if register in WEIGHT_BASE_REGISTERS

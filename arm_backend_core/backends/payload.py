@@ -39,7 +39,7 @@ class Payload:
     Attributes:
         data: the delegate's bytes in the ``.pte``.
         vela: Vela's estimates, for Ethos-U.
-        artifacts: intermediate files for ``dump_intermediate_artifacts_to``, as name suffix -> content.
+        artifacts: intermediate files for ``dump_intermediate_artifacts_to``, {suffix of the file name: content}.
     """
 
     data: bytes
@@ -65,11 +65,12 @@ def checksum_spec(data: bytes, key: str = CHECKSUM_KEY) -> CompileSpec:
 
 @dataclass(frozen=True)
 class PlannedScratch:
-    """The scratch of an Ethos-U delegate in planned memory 1.
+    """The scratch of an Ethos-U delegate in the planned memory with ``mem_id`` 1.
 
     Attributes:
-        argument: index of an input, or number of inputs plus index of an output. The memory plan puts this tensor at
-            its offset in the scratch, so that its address gives the address of the scratch.
+        argument: index into the list of the delegate's inputs, followed by its outputs. The memory plan puts this
+            tensor into the scratch, at the offset that Vela chose. The runtime computes the address of the scratch from
+            the tensor's address.
         end: offset of the end of the scratch in the planned memory, in bytes. If the delegate is called several times,
             each call has its own scratch, and ``end`` is the largest of the calls' ends.
     """

@@ -1,4 +1,4 @@
-"""Backend registry: maps the class of a compile spec to the compiler of TOSA flatbuffers for that backend."""
+"""Backend registry: finds the compiler of TOSA flatbuffers by the class of the compile spec."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def register_backend(spec_class: type[ArmCompileSpec], compiler: Compiler) -> No
 def compile_payload(
     spec: ArmCompileSpec, flatbuffer: bytes, *, delegate: str, find_operator: FindOperator, **details: Any
 ) -> Payload:
-    """Compile a TOSA flatbuffer by the backend of ``spec``; see ``CompileRequest`` for the arguments.
+    """Compile a TOSA flatbuffer with the backend of ``spec``. ``CompileRequest`` describes the arguments.
 
     Raises:
         CompileError: the compiler refused the flatbuffer, crashed on it or timed out, or wrote a wrong program.

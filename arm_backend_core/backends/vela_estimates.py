@@ -29,11 +29,11 @@ class OperationEstimate:
         npu_cycles: estimated cycles of the NPU alone.
         macs: multiply-accumulates.
         staging_bytes: bytes of the staging memory in use while it runs.
-        memory_cycles: cycles per memory, as (name, cycles).
-        commands: byte offsets of the commands that start it, relative to the first command. The commands since the
-            start of the previous operation belong to this operation too.
-        part_of: index of the operation into which Vela fuses this operation; the cycles of the former include the
-            cycles of the latter. None if this operation is not fused.
+        memory_cycles: (name of a memory, cycles of the accesses to it).
+        commands: byte offsets of the commands that start it, relative to the first command. The commands after the
+            start of the previous operation, for example writes to registers, belong to this operation, too.
+        part_of: index in ``VelaEstimates.layers`` of the operation into which Vela fuses this operation, and whose
+            cycles include this operation's cycles. None if this operation is not fused.
     """
 
     operator: str
@@ -94,13 +94,13 @@ class VelaEstimates:
         memories: estimates per memory of the system.
         layers: estimates per NPU operation, in execution order.
         accelerator, system_config, memory_mode: the configuration that the delegate was compiled for.
-        placed: allocation of tensors in working memory.
+        placed: the tensors in working memory, with their addresses.
         scratch_bytes: scratch that the firmware must provide, without fast scratch.
         scratch_memory: memory that holds the scratch, "Sram" or "Dram".
         constant_bytes: bytes of the NPU's constants and of the command stream.
         constant_memory: memory that holds the constants: "OffChipFlash", "Dram", or "OnChipFlash", which is SRAM.
-        performance: (total cycles, bytes of SRAM) of the performance program, if this program replaces it because
-            it needs less RAM.
+        performance: (total cycles, bytes of SRAM) of the program that Vela makes for performance, if the delegate has
+            another program that needs less RAM. Otherwise None.
     """
 
     npu_cycles: int
@@ -130,5 +130,5 @@ class VelaEstimates:
 
     @property
     def sram_exceeded(self) -> bool:
-        """Whether more SRAM is needed than the memory mode grants."""
+        """Whether the program needs more SRAM than ``sram_limit``."""
         return self.sram_limit is not None and self.sram_bytes > self.sram_limit

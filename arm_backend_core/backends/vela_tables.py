@@ -1,4 +1,4 @@
-"""Vela's tables of operations and allocated tensors (``vela_process.compile_tosa``): (column names, rows) by name."""
+"""Vela's tables of operations and allocated tensors, which ``vela_process.compile_tosa`` returns."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from arm_backend_core.backends.vela_estimates import TensorAllocation
 
+#: {name of a table: (column names, rows)}
 Tables = Mapping[str, tuple[list[str], list[list[str]]]]
 #: Usage of a weight copy in the table of tensors. Vela has no such usage: ``ethosu_weight_cache`` and
 #: ``ethosu_prefetch`` add the copies.
 WEIGHT_COPY_USAGE = "WeightCopy"
 #: Vela's usage of tensors in a cascade: operations that Vela executes interleaved, stripe by stripe.
 _CASCADE_USAGE = "OpCascade"
-#: Columns of numbers in the table of tensors, in the order of the last four fields of ``TensorAllocation``.
+#: Columns of the table of tensors that become the last four fields of ``TensorAllocation``, in the same order.
 _ALLOCATION_COLUMNS = ("start_time", "end_time", "start_address", "size")
 
 
 def read_rows(tables: Tables, name: str) -> list[dict[str, str]]:
-    """The rows of a table, by column name."""
+    """The rows of a table, each as {column name: value}."""
     header, rows = tables.get(name, ([], []))
     return [dict(zip(header, row, strict=True)) for row in rows]
 
@@ -50,6 +51,6 @@ def operation_ticks(results: Iterable[Sequence[str]], allocations: Sequence[Tens
         first_tick = max((starts[name] for name in names if name in starts), default=-1)
         if first_tick > now or (first_tick == now and now in cascades):
             now = first_tick
-        elif now not in cascades or first_tick >= 0:  # its result reuses the address of an older tensor
+        elif now not in cascades or first_tick >= 0:  # its start is that of an older tensor whose address it reuses
             now += 2
         yield now

@@ -1,10 +1,10 @@
-"""8-bit integers that a program reads as real numbers: dequantize them from int8, without a float32 tensor.
+"""Casts of int8 and uint8 to float, and dequantization of uint8: replace them by dequantize operators of int8.
 
-The kernels read int8. A cast of int8 to floating point becomes a dequantize operator with scale 1 and zero point 0,
-which a kernel absorbs. uint8 becomes int8 by subtracting 128 from the integers and from the zero point. Two
-operators compute the integers: a cast of ExecuTorch's portable library, which keeps the bits, and a look-up table,
-which flips the highest bit. For 27,648 elements on a Cortex-M55, the estimate is 1.0 million cycles. With the portable
-library's exclusive or instead of the table, the estimate is 1.9 million.
+The kernels read int8, and absorb dequantize operators. So the program stores no float32 tensor. A cast of int8 to float
+becomes a dequantize operator with scale 1 and zero point 0. uint8 becomes int8: 128 is subtracted from the integers and
+from the zero point. Two operators subtract it from the integers: a cast of ExecuTorch's portable library, which keeps
+the bits, and a look-up table, which flips the highest bit. For 27,648 elements on a Cortex-M55, they take an estimated
+1.0 million cycles. With the portable library's exclusive or instead of the table, they take 1.9 million.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def replace_casts_by_dequantize(graph: Graph, emit: Emitter) -> None:
 
     Args:
         graph: the graph.
-        emit: inserts the conversions.
+        emit: inserts the conversions from uint8 to int8.
     """
     int8_sources: dict[Node, Node] = {}
     for node in list(graph.nodes):
@@ -77,7 +77,7 @@ def _to_int8(source: Node, reader: Node, emit: Emitter) -> Node:
     bits = emit.call(aten._to_copy.default, source, dtype=torch.int8, memory_format=torch.contiguous_format)
     if value.dtype is torch.int8:
         return bits
-    # The first entry of the table is for -128.
+    # Entry i is for the integer i - 128, and has its bits with the highest bit flipped.
     flipped = np.roll(np.arange(-UINT8_OFFSET, UINT8_OFFSET), UINT8_OFFSET).astype(np.int8)
     return emit.call_kernel("quantized_activation", bits, emit.constant(flipped, "table"))
 

@@ -1,4 +1,4 @@
-"""Look-up of ``cortex_m`` kernels by name. Importing this module registers the kernels of all families."""
+"""Look-up of ``cortex_m`` kernels by name. Importing this module imports all modules that register kernels."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from arm_backend_core.cortex_m.kernels import (
 from arm_backend_core.cortex_m.kernels.registry import KERNELS, LIBRARY_NAMESPACE, NAMESPACE, Kernel
 from arm_backend_core.nodes import overload_of
 
-__all__ = ["FAMILIES", "KERNELS", "find_called_kernel", "find_kernel"]
+__all__ = ["KERNELS", "KERNEL_MODULES", "find_called_kernel", "find_kernel"]
 
-#: Modules with kernel records.
-FAMILIES = (quantize_dequantize, convolution, elementwise, linear, movement, pooling, softmax)
+#: Modules that define the kernel records.
+KERNEL_MODULES = (quantize_dequantize, convolution, elementwise, linear, movement, pooling, softmax)
 
 
 def find_kernel(name: str) -> Kernel:

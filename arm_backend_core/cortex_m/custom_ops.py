@@ -1,9 +1,10 @@
 """The kernels as PyTorch operators: ``arm_cortex_m`` in ATen programs, ``cortex_m`` in edge programs.
 
-PyTorch's registry accepts one definition per name, and ExecuTorch's own definitions of ``cortex_m`` import its whole
-backend. Therefore, the ATen program uses operators of another namespace. They have no scratch tensors, which exist only
-in edge programs. The edge operators are not registered. They have a schema and a function, which ExecuTorch's passes
-and emitter need. ``torch.ops`` returns them until ExecuTorch's definitions are registered.
+PyTorch's registry accepts one definition per name. The module with ExecuTorch's definitions of ``cortex_m`` imports
+ExecuTorch's whole backend. Therefore, ATen programs use operators of another namespace. These operators have no scratch
+tensors, which exist only in edge programs. This module does not register the edge operators, but gives them a schema
+and a function, which ExecuTorch's passes and emitter need. ``torch.ops`` returns them until ExecuTorch's definitions
+are registered.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def kernel_operator(name: str) -> OpOverload:
 
 
 class _Packet(OpOverloadPacket):
-    """The overloads of an operator: the registered overloads, else the overloads that ``create_unregistered`` made."""
+    """The overloads of an operator: a registered overload, or else the one that ``create_unregistered`` made."""
 
     def create_unregistered(self, overload: str, schema: str, function: Callable[..., Tensor]) -> OpOverload:
         """Create an overload without registering it."""
@@ -110,5 +111,5 @@ def edge_operator(name: str) -> EdgeOpOverload:
     if not hasattr(torch.ops.cortex_m, name):
         setattr(torch.ops.cortex_m, name, packet)
     edge = EdgeOpOverload(overload, EdgeDialectFunctionSchema(overload._schema))
-    edge._out_variant = out_overload  # ``to_out_variant`` reads this attribute before it searches the registry
+    edge._out_variant = out_overload  # ExecuTorch's ``to_out_variant`` reads it before it searches the registry
     return edge

@@ -25,7 +25,7 @@ aten = torch.ops.aten
 
 
 class KernelLimitation(Unsupported):
-    """CMSIS-NN's kernel would fail on some arguments, compute wrong results or write outside its result."""
+    """With these arguments, CMSIS-NN's kernel would fail, compute wrong results or write outside its result."""
 
 
 class Emitter:
@@ -77,7 +77,7 @@ class Emitter:
         return node
 
     def select_result(self, node: Node, index: int) -> Node:
-        """One result of an operator of several results."""
+        """Select result ``index`` of ``node``, an operator with several results."""
         assert self._position is not None
         with self._position.graph.inserting_before(self._position):
             result = node.graph.call_function(operator.getitem, (node, index))
@@ -86,7 +86,7 @@ class Emitter:
 
     def constant(self, data: Array, name: str) -> Node:
         """A constant tensor. Equal constants share one buffer."""
-        array = np.array(data, order="C")  # ascontiguousarray keeps strides of 0 in dimensions of size 1
+        array = np.array(data, order="C")  # not ascontiguousarray, which keeps strides of 0 in dimensions of size 1
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
             position = self._position
@@ -110,7 +110,7 @@ class Emitter:
         if layout == value.layout:
             return value.node
         order = compose(inverse(value.layout), layout)
-        key = (value.node, order)  # values of other shapes may share the node
+        key = (value.node, order)  # not the value: values of other shapes may have the same node
         if key not in self._materialized:
             self._materialized[key] = self.transpose(value.node, order)
         return self._materialized[key]
@@ -118,7 +118,7 @@ class Emitter:
     def transpose(self, node: Node, order: Layout) -> Node:
         """Transpose a tensor: dimension i of the result is dimension ``order[i]`` of ``node``.
 
-        It is a view if only dimensions of size 1 change places.
+        The result is a view if only dimensions of size 1 change their order.
         """
         shape = tuple(node.meta["val"].shape)
         target = tuple(shape[axis] for axis in order)
@@ -126,7 +126,7 @@ class Emitter:
         if merged_order == identity(len(merged_order)):
             return self.reshape(node, target)
         if self._find_transpose_limitation(merged_shape, merged_order) and len(merged_shape) == 2:
-            # The kernel's code for tensors of rank 3 does not limit the sizes.
+            # As a tensor of rank 3, because the kernel's code for rank 3 does not limit the sizes.
             merged_shape, merged_order = (1, *merged_shape), (0, 2, 1)
         merged, axes = self.reshape(node, merged_shape), list(merged_order)
         if self._find_transpose_limitation(merged_shape, merged_order) is None:
@@ -153,8 +153,8 @@ class Emitter:
             return node
         shape = tuple(node.meta["val"].shape)
         result = [low + size + high for low, size, high in zip(before, shape, after, strict=True)]
-        # A dimension without padding is merged with the one before it. The kernel takes at most four dimensions, and
-        # the merged shape must not be one that it takes for an image in channels_last memory format.
+        # A dimension without padding is merged with the dimension before it. The kernel supports at most four
+        # dimensions, and must not mistake the merged shape for an image in channels_last memory format.
         starts = sorted({0, *padded})
         groups = [shape[start:end] for start, end in zip(starts, [*starts[1:], len(shape)], strict=True)]
         merged = [math.prod(sizes) for sizes in groups]

@@ -1,4 +1,4 @@
-"""Fixed-point arithmetic of CMSIS-NN, on NumPy arrays. Integers are int64 inside, results fit int32."""
+"""Fixed-point arithmetic of CMSIS-NN, on NumPy arrays. Computations use int64; results fit int32."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _Q31_ROUNDING = 1 << 30
 def quantize_multiplier(real: float) -> tuple[int, int]:
     """Represent a factor as (multiplier, shift): real = multiplier * 2^(shift - 31).
 
-    The multiplier has the sign of the factor, and |multiplier| is in [2^30, 2^31 - 1]. Factors with |real| < 2^-32 give
-    (0, 0). A positive shift is to the left.
+    The multiplier has the sign of the factor, and |multiplier| is in [2^30, 2^31 - 1]. If |real| < 2^-32, the result is
+    (0, 0). Positive shifts shift to the left.
 
     Raises:
         ValueError: the factor is not finite, or its magnitude is 2^30 or larger: the kernels' shift is at most 30.
@@ -49,7 +49,7 @@ def divide_by_power_of_two(x: Array, exponent: Array | int) -> Array:
 
 
 def requantize(x: Array, multiplier: Array | int, shift: Array | int) -> Array:
-    """x * multiplier * 2^(shift - 31) as ``arm_nn_requantize`` rounds it: after the product, and again after the shift.
+    """x * multiplier * 2^(shift - 31), rounded as by ``arm_nn_requantize``: after the product, and after the shift.
 
     A left shift wraps at 32 bits, as in the kernel.
     """

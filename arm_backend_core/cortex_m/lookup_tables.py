@@ -1,4 +1,4 @@
-"""Functions of one tensor: a table replaces the elementwise operators that compute one int8 tensor from another.
+"""Look-up tables: a table replaces elementwise operators that together compute one int8 tensor from another.
 
 PyTorch evaluates the quantized operators to fill the 256 entries of the table. The result is therefore bit-equal to the
 result of the quantized graph in PyTorch.
@@ -25,8 +25,8 @@ class UnivariateFunction:
     """An elementwise function of one quantized tensor.
 
     Attributes:
-        source: a dequantize node that the function reads. The function may read other dequantize nodes of the same
-            integers.
+        source: a dequantize node that the function reads. Other dequantize nodes that the function reads have the same
+            integers as operand.
         nodes: its operators, in program order.
         result: the last operator.
     """
@@ -36,7 +36,7 @@ class UnivariateFunction:
     result: Node
 
     def tabulate(self, quantize: Node, constants: Mapping[Node, Any]) -> Array:
-        """The int8 results for the integers -128 to 127, with the quantization parameters of the node ``quantize``."""
+        """The int8 results for the integers -128 to 127. ``quantize`` is a quantize node that reads ``result``."""
         integers = torch.arange(-128, 128, dtype=torch.int16).to(torch.int8)
         values: dict[Node, Any] = {}
 
@@ -58,7 +58,7 @@ class UnivariateFunction:
 
 
 def match_univariate(result: Node, constants: Mapping[Node, Any]) -> UnivariateFunction:
-    """The function of one tensor that computes ``result``.
+    """Match the elementwise function of one tensor whose result is ``result``.
 
     Raises:
         Unsupported: an operator is not elementwise, the function does not read exactly one tensor, or the result has
@@ -66,7 +66,7 @@ def match_univariate(result: Node, constants: Mapping[Node, Any]) -> UnivariateF
     """
     shape = tuple(result.meta["val"].shape)
     nodes: list[Node] = []
-    sources: dict[Node, Node] = {}  # integers -> a dequantize node that reads them
+    sources: dict[Node, Node] = {}  # {node of the integers: a dequantize node that reads them}
     pending, visited = [result], set[Node]()
     while pending:
         node = pending.pop()

@@ -1,9 +1,9 @@
 """Lowering to kernels: replace the quantized operators of an ATen program by int8 kernels of the Cortex-M.
 
-Quantize nodes end the regions that kernels compute. For each quantize node, in program order, the operators between the
-preceding dequantize nodes and the quantize node become a table, if they compute a function of one tensor, or kernel
-calls, if there is a rule for them. Otherwise these operators stay in floating point, between dequantize and quantize
-operators. A tensor keeps the memory layout in which a kernel wrote it until a reader needs another layout.
+A region is the operators between dequantize nodes and the next quantize node. Regions are lowered in program order. If
+a region computes a function of one tensor, it becomes a look-up table. Otherwise, if there is a rule for its operators,
+it becomes kernel calls. Otherwise, its operators stay in floating point, between dequantize and quantize operators. A
+tensor keeps the memory layout in which a kernel wrote it until a reader needs another layout.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _LOG_SOFTMAX_ADVICE = (
     ": results of the softmax kernel are multiples of 1/256, so logarithms below ln(1/256) = -5.5 are lost. Return the "
     "result of softmax, or the input of log_softmax, which has the same order"
 )
-#: Operator without a kernel -> why int8 kernels cannot compute it exactly, and what to do.
+#: For operators without a kernel: why int8 kernels cannot compute them exactly, and what to do instead.
 _ADVICE: dict[Any, str] = dict.fromkeys((aten.log_softmax.int, aten._log_softmax.default), _LOG_SOFTMAX_ADVICE)
 
 _UNQUANTIZED_DTYPES = (torch.bool, torch.uint8, torch.int16, torch.int32, torch.int64)
@@ -82,8 +82,8 @@ def lower_to_kernels(program: ExportedProgram, isa: Isa) -> dict[Node, Unsupport
         isa: instruction set of the kernels.
 
     Returns:
-        Operator that stays in floating point -> reason: its lowering failed, or there is no kernel for it. Operators
-        with a kernel that the quantizer left in floating point are missing.
+        {operator that stays in floating point: reason}. The reason is that the lowering failed, or that there is no
+        kernel. Operators that have a kernel, but that the quantizer left in floating point, are not in it.
     """
     replace_casts_by_dequantize(program.graph, Emitter(program.graph_module, isa))
     lowering = _KernelLowering(program, isa)
@@ -104,11 +104,12 @@ def lower_to_kernels(program: ExportedProgram, isa: Isa) -> dict[Node, Unsupport
     for node in filter(_is_left_in_float, program.graph.nodes):
         advice = _ADVICE.get(node.target, "")
         refusals.setdefault(node.name, Unsupported(f"there is no int8 kernel for {operator_name(node)}{advice}"))
-    return {node: refusals[node.name] for node in program.graph.nodes if node.name in refusals}  # sorting copies nodes
+    # By name, because sorting has replaced the nodes by copies.
+    return {node: refusals[node.name] for node in program.graph.nodes if node.name in refusals}
 
 
 def find_unquantized_operators(program: ExportedProgram) -> dict[Node, str]:
-    """For each operator whose first result has booleans or integers other than int8, why no kernel computes it.
+    """{operator: why no kernel computes it}, for operators whose first result is boolean or an integer other than int8.
 
     These operators need no quantization, so they are not reported as refusals.
     """
@@ -171,7 +172,7 @@ class _KernelLowering:
     def _make_contiguous(self, quantize: Node) -> None:
         """Convert the integers of a remaining quantize node to contiguous memory format, which the kernels need."""
         if is_contiguous_or_false(quantize.meta["val"]) or not all(map(is_dequantize, quantize.users)):
-            return  # a delegate reads the integers in their own format
+            return  # it is contiguous, or a delegate reads the integers in their present format
         self._emit.set_insertion_point(quantize.next, quantize)
         copied = self._emit.call(aten.clone.default, quantize, memory_format=torch.contiguous_format)
         quantize.replace_all_uses_with(copied, delete_user_cb=lambda user: user is not copied)
@@ -193,10 +194,8 @@ class _KernelLowering:
             rule = find_rule(anchor)
             if rule is None:
                 raise no_table from None
-            cx = KernelContext(
-                self._emit, self._isa, self._values, self.constants, anchor, _result_before(activation, q)
-            )
-            value = rule(cx)
+            result = _quantization_before_activation(activation, q)
+            value = rule(KernelContext(self._emit, self._isa, self._values, self.constants, anchor, result))
             return QuantizedValue(q, value.shape, value.layout, value.node, value.data)
         operand = self._int8_operand(function.source)
         return apply_table(self._emit, operand, function.tabulate(quantize, self.constants), q)
@@ -207,7 +206,7 @@ class _KernelLowering:
         return operand
 
     def replace_quantize_nodes(self) -> None:
-        """Replace the lowered quantize nodes by the kernels' results, for readers that are not lowered themselves."""
+        """Let the other readers of lowered quantize nodes, for example float operators, read the kernels' results."""
         for quantize, value in self._values.items():
             if not quantize.users:
                 continue
@@ -219,7 +218,11 @@ class _KernelLowering:
 
 
 def _split_activation(node: Node) -> tuple[Node, list[Node]]:
-    """Split ``node`` into an operator and the clamps and scalings by a number that follow it, in execution order."""
+    """Find the operator before the clamps and multiplications by a number that end with ``node``.
+
+    Returns:
+        The operator, and the clamps and multiplications in program order; ``(node, [])`` if ``node`` is neither.
+    """
     activation: list[Node] = []
     while True:
         record = find_record(node) if node.op == "call_function" else None
@@ -232,8 +235,8 @@ def _split_activation(node: Node) -> tuple[Node, list[Node]]:
         node = operand
 
 
-def _result_before(activation: list[Node], q: QParams) -> ResultQuantization:
-    """Quantization and limits of an operator's result, given the parameters ``q`` after its ``activation``."""
+def _quantization_before_activation(activation: list[Node], q: QParams) -> ResultQuantization:
+    """Quantization and limits of an operator's result before ``activation``, if ``q`` is the quantization after it."""
     low, high, factor = float(q.qmin), float(q.qmax), 1.0
     for node in reversed(activation):
         record = find_record(node)

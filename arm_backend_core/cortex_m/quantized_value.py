@@ -24,7 +24,8 @@ class QuantizedValue:
     Attributes:
         q: its quantization parameters, per tensor.
         shape: its shape in the program.
-        layout: dimension i of ``node``'s tensor is dimension ``layout[i]`` of the program's tensor.
+        layout: order of the dimensions in memory: dimension i of ``node``'s tensor is dimension ``layout[i]`` of the
+            program's tensor.
         node: the node that computes it; None for a constant.
         data: the integers of a constant, in the program's layout; None for a computed tensor.
     """
@@ -44,7 +45,7 @@ class QuantizedValue:
         """Index of the dimension that an operator's argument ``dim`` names; a negative ``dim`` counts from the end.
 
         Raises:
-            Unsupported: the tensor is a scalar, for which PyTorch accepts the arguments 0 and -1.
+            Unsupported: the tensor is a scalar. PyTorch accepts 0 and -1 for it, but it has no dimension.
         """
         if not self.shape:
             raise Unsupported("its operand is a tensor without dimensions")

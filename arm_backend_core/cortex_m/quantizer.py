@@ -26,7 +26,7 @@ class CortexMQuantizer(ArmQuantizer):
     """Quantizes for a ``CortexMCompileSpec``.
 
     The kernels have no int16 tensors. Other targets keep some results in int16, for example residual additions before
-    layer normalization and states that accumulate. The precisions are
+    layer normalization and states that accumulate. This quantizer chooses:
 
     - floating point for an operator without a kernel,
     - floating point for arithmetic whose result is int16 on other targets, if an operator in floating point reads it,

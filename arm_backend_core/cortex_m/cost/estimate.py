@@ -20,7 +20,7 @@ from arm_backend_core.targets.cortex_m import Processor
 
 @dataclass(frozen=True)
 class CpuEstimate:
-    """Estimate of one call.
+    """Estimate for one call of an operator.
 
     Attributes:
         cycles: CPU cycles.
@@ -36,7 +36,7 @@ class CpuEstimate:
 
 
 def estimate_node(node: Node, processor: Processor) -> CpuEstimate:
-    """Estimate a call of an operator outside delegates, which a ``cortex_m`` kernel or a portable kernel computes."""
+    """Estimate a call of an operator outside delegates, by a ``cortex_m`` kernel or a portable kernel."""
     kernel = find_called_kernel(node)
     if kernel is not None:
         arguments = torch.fx.map_arg(node.args, lambda operand: _shape(operand))
@@ -66,7 +66,7 @@ def _shape(node: Node) -> Shape:
 
 
 def _largest_shape(tensor: torch.Tensor) -> Shape:
-    """The shape of a tensor, with upper bounds of sizes that depend on data. The memory plan uses these bounds too."""
+    """The shape of a tensor. The upper bound replaces a size that depends on data, as in ExecuTorch's memory plan."""
     from executorch.exir.sym_util import eval_upper_bound
 
     return tuple(map(eval_upper_bound, tensor.shape))

@@ -1,16 +1,16 @@
-"""Instructions of the steps of CPU kernels, mostly counted by execution.
+"""Numbers of instructions that CPU kernels execute per step (product, result, pixel), mostly measured.
 
-The kernels of CMSIS-NN 7, compiled by GCC 12.2 with -Ofast, were executed in QEMU, which counts instructions
-(``-icount shift=0``), for 110 shapes and the four code variants (on Cortex-M0, M3, M4 and M55). The numbers are the
-coefficients of linear functions of the shapes, fitted to these counts; ``tests/cortex_m/cost/test_kernels.py`` has some
-of the counts. Numbers without a measurement are marked as rough.
+We executed the kernels of CMSIS-NN 7, compiled by GCC 12.2 with -Ofast, in QEMU, which counts instructions
+(``-icount shift=0``). There were 110 shapes and four processors, one for each code variant: Cortex-M0, M3, M4 and M55.
+The numbers are coefficients of linear functions of the shapes, fitted to these counts; single coefficients may be
+negative. ``tests/cortex_m/cost/test_kernels.py`` has some of the counts. "Rough" marks numbers without a measurement.
 """
 
 from __future__ import annotations
 
 from arm_backend_core.cortex_m.cost.processors import PerCodeVariant
 
-#: Number of products that MVE code computes for a result at once: the int8 lanes of a vector.
+#: Number of int8 lanes of an MVE vector: the products of one result that MVE code computes at once.
 MVE_LANES = 16
 
 # -- matrix products: per product (MVE: per vector of 16), and per result (requantization, saturation, store)
@@ -18,7 +18,7 @@ CONVOLUTION_RESULT = PerCodeVariant(98, 38, 44, 14)
 CONVOLUTION_PRODUCT = PerCodeVariant(6.03, 2.52, 1.63, 2.8)
 #: 1x1 convolutions read the input without a copy. DSP code reads two products per load.
 POINTWISE_PRODUCT = PerCodeVariant(6.03, 2.52, 1.44, 2.8)
-#: Copy of the inputs of one pixel (im2col): per tap of the window, and per input (DSP code extends to int16).
+#: Copy of the inputs of one pixel (im2col): per tap of the window, and per copied element (int16 in DSP code).
 IM2COL_TAP = PerCodeVariant(92, 58, 58, 26)
 IM2COL_INPUT = PerCodeVariant(7.9, 5.2, 2.5, 0)
 #: Number of pixels whose results are computed together. Remaining pixels cost ``SINGLE_PIXEL_PRODUCT`` per product.
@@ -44,8 +44,8 @@ GENERIC_DEPTHWISE_RESULT = PerCodeVariant(60, 30, 30, 30)
 GENERIC_DEPTHWISE_PRODUCT = PerCodeVariant(50, 24, 25, 24)
 GENERIC_DEPTHWISE_PRODUCT_BY_FOUR = PerCodeVariant(13.3, 6.7, 7, 7)
 
-# -- transposed convolution that adds each input to its results: per product, per tap of a result channel (MVE: for each
-#    vector of inputs), per result
+# -- transposed convolution that adds products to accumulators (no upsampled input): per product, per addition to an
+# accumulator, per result. Each input pixel gives an addition per tap and output channel (MVE: and vector of inputs).
 TRANSPOSE_CONV_PRODUCT = PerCodeVariant(7.9, 3.6, 2.44, 0)
 TRANSPOSE_CONV_TAP = PerCodeVariant(19.5, 14.1, 12.4, 22)
 TRANSPOSE_CONV_RESULT = PerCodeVariant(109, 45, 46, 15)
@@ -77,7 +77,7 @@ AVERAGE_POOL = (
     PerCodeVariant(0, 0, 16, 0),
 )
 
-# -- data movement: per element, and per run of elements that stay together
+# -- data movement: per element, and per run of elements that stay adjacent
 TRANSPOSE = PerCodeVariant(7.8, 5.7, 5.7, 4.8)
 TRANSPOSE_MATRIX = PerCodeVariant(6.2, 5.1, 5.1, 1.9)
 COPY = PerCodeVariant(0.85, 0.56, 0.56, 0.2)
@@ -89,14 +89,14 @@ QUANTIZE_WITH_FPU, QUANTIZE_WITHOUT_FPU = PerCodeVariant(40, 40, 40, 2), PerCode
 DEQUANTIZE_WITH_FPU, DEQUANTIZE_WITHOUT_FPU = PerCodeVariant(8, 8, 8, 1.5), PerCodeVariant(172, 64, 64, 64)
 
 # -- ExecuTorch's portable kernels of other operators: per element of the result
-#: Arithmetic of two float32: an addition and a product were measured, with the FPU and as library calls. Index
-#: arithmetic of the portable kernels is rough.
+#: Arithmetic of two float32. An addition and a multiplication were measured, with the FPU and as library calls. The
+#: part for index arithmetic of the portable kernels is rough.
 FLOAT_WITH_FPU, FLOAT_WITHOUT_FPU = 26, PerCodeVariant(233, 113, 113, 113)
 #: A function such as the exponential (measured: newlib's ``expf``), and rough index arithmetic.
 FUNCTION_WITH_FPU, FUNCTION_WITHOUT_FPU = 100, PerCodeVariant(2400, 1130, 1130, 1130)
-#: A product of a float convolution or matrix product: rough, two loads, a multiplication, an addition and indices.
+#: One MAC of a float convolution or matrix product. Rough: two loads, a multiplication, an addition, index arithmetic.
 FLOAT_PRODUCT_WITH_FPU, FLOAT_PRODUCT_WITHOUT_FPU = 10, PerCodeVariant(220, 100, 100, 100)
-#: An element that a portable kernel moves by itself (permutation, selection): rough.
+#: Rough: an element that a portable kernel copies alone, not in a run of elements (permutation, selection).
 PORTABLE_MOVE = 25
-#: A call: the runtime's dispatch, checks of the arguments and the kernel's preparation: rough.
+#: Rough: one call, with the runtime's dispatch, the checks of the arguments and the preparation of the kernel.
 CALL = 1500

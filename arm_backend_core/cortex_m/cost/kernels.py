@@ -1,7 +1,7 @@
 """Work of the ``cortex_m`` kernels: the instructions of a call as a function of its shapes.
 
-The decorator ``_work`` registers the function that computes the work of a kernel from a ``Call``. The shapes of images
-in a ``Call`` have the order [N, H, W, C], also for kernels of (N, C, H, W) in channels_last memory format.
+The decorator ``_register_work`` registers a function that computes the work of a kernel from a ``Call``. In a ``Call``,
+shapes of images are [N, H, W, C], also for kernels of (N, C, H, W) in channels_last memory format.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Call:
         code: code variant of the kernel.
         has_fpu: True if the processor has a floating-point unit.
         result: shape of the result.
-        arguments: arguments of the kernel, shapes in the place of tensors.
+        arguments: arguments of the kernel, with the shapes of the tensors instead of the tensors.
     """
 
     code: CodeVariant
@@ -50,7 +50,7 @@ _FUNCTIONS: dict[str, _Function] = {}
 _TO_NHWC = (0, 2, 3, 1)
 
 
-def _work(*names: str) -> Callable[[_Function], _Function]:
+def _register_work(*names: str) -> Callable[[_Function], _Function]:
     def register(function: _Function) -> _Function:
         _FUNCTIONS.update(dict.fromkeys(names, function))
         return function
@@ -64,7 +64,8 @@ def kernel_work(name: str, processor: Processor, arguments: Sequence[Any]) -> Wo
     Args:
         name: name of the kernel, without its namespace.
         processor: the processor.
-        arguments: arguments of ``Kernel.compute``, shapes in the place of tensors, with or without scratch.
+        arguments: arguments of ``Kernel.compute``, with the shapes of the tensors instead of the tensors. The scratch
+            arguments may be absent.
 
     Raises:
         KeyError: there is no such kernel.
@@ -80,12 +81,12 @@ def kernel_work(name: str, processor: Processor, arguments: Sequence[Any]) -> Wo
 
 
 def _inner_product_steps(code: CodeVariant, depth: int) -> int:
-    """Number of steps of an inner product of ``depth`` terms: MVE code computes a vector of products in each."""
+    """Number of steps of an inner product of length ``depth``: one per product, with MVE one per vector of products."""
     return -(-depth // per.MVE_LANES) if code is CodeVariant.MVE else depth
 
 
 def _matrix_product(call: Call, pixels: int, depth: int, channels: int, product: PerCodeVariant) -> float:
-    """Instructions of a matrix product with requantization, of [pixels, depth] and [channels, depth]."""
+    """Instructions of a requantized matrix product of [pixels, depth] and [channels, depth], transposed."""
     together = int(call.select(per.PIXELS_TOGETHER))
     single = pixels % together
     products = (pixels - single) * call.select(product) + single * call.select(per.SINGLE_PIXEL_PRODUCT)
@@ -99,7 +100,7 @@ def _convolution(call: Call, pixels: int, taps: int, inputs: int, channels: int)
     return copies + _matrix_product(call, pixels, taps * inputs, channels, per.CONVOLUTION_PRODUCT)
 
 
-@_work("quantized_conv2d")
+@_register_work("quantized_conv2d")
 def _conv2d(call: Call) -> Work:
     image, weight, _, _, padding, dilation = call.arguments[:6]
     *pixel_shape, channels = call.result
@@ -111,7 +112,7 @@ def _conv2d(call: Call) -> Work:
     return Work(macs, groups * _convolution(call, pixels, taps, inputs, channels // groups))
 
 
-@_work("quantized_depthwise_conv2d")
+@_register_work("quantized_depthwise_conv2d")
 def _depthwise(call: Call) -> Work:
     image, weight, _, _, padding, dilation, multiplier = call.arguments[:7]
     batch, *size, channels = call.result
@@ -131,7 +132,7 @@ def _depthwise(call: Call) -> Work:
     return Work(macs, results * of_result + pixels * of_pixel)
 
 
-@_work("quantized_transpose_conv2d")
+@_register_work("quantized_transpose_conv2d")
 def _transposed(call: Call) -> Work:
     image, weight, _, stride = call.arguments[:4]
     channels, inputs, taps = weight[0], weight[3], math.prod(weight[1:3])
@@ -147,16 +148,16 @@ def _transposed(call: Call) -> Work:
 
 
 def _adds_per_tap(code: CodeVariant, depth: int) -> int:
-    """Number of times that a transposed convolution adds to a result per tap: MVE code adds once for each vector."""
+    """Additions to an accumulator per input pixel, tap and output channel: one; with MVE, one per vector of inputs."""
     return _inner_product_steps(code, depth) if code is CodeVariant.MVE else 1
 
 
-@_work("quantized_linear")
+@_register_work("quantized_linear")
 def _linear(call: Call) -> Work:
     return _rows_by_columns(call, call.arguments[1][1], per.LINEAR_RESULT, per.LINEAR_PRODUCT)
 
 
-@_work("quantized_batch_matmul")
+@_register_work("quantized_batch_matmul")
 def _matmul(call: Call) -> Work:
     return _rows_by_columns(call, call.arguments[0][2], per.MATMUL_RESULT, per.MATMUL_PRODUCT)
 
@@ -181,18 +182,18 @@ for _name, _counts in (
     _elementwise(_name, _counts)
 
 
-@_work("quantized_div")
+@_register_work("quantized_div")
 def _div(call: Call) -> Work:
     return Work(0, call.elements * (per.DIV_WITH_FPU if call.has_fpu else call.select(per.DIV_WITHOUT_FPU)))
 
 
-@_work("quantize_per_tensor")
+@_register_work("quantize_per_tensor")
 def _quantize(call: Call) -> Work:
     counts = per.QUANTIZE_WITH_FPU if call.has_fpu else per.QUANTIZE_WITHOUT_FPU
     return Work(0, call.elements * call.select(counts))
 
 
-@_work("dequantize_per_tensor")
+@_register_work("dequantize_per_tensor")
 def _dequantize(call: Call) -> Work:
     counts = per.DEQUANTIZE_WITH_FPU if call.has_fpu else per.DEQUANTIZE_WITHOUT_FPU
     return Work(0, call.elements * call.select(counts))
@@ -213,7 +214,7 @@ _pool("quantized_max_pool2d", per.MAXIMUM_POOL)
 _pool("quantized_avg_pool2d", per.AVERAGE_POOL)
 
 
-@_work("transpose")
+@_register_work("transpose")
 def _transpose(call: Call) -> Work:
     shape, order = call.arguments[:2]
     run = shape[-1] if order[-1] == len(shape) - 1 else 1
@@ -224,7 +225,7 @@ def _transpose(call: Call) -> Work:
     return Work(0, call.elements * call.select(counts))
 
 
-@_work("pad")
+@_register_work("pad")
 def _pad(call: Call) -> Work:
     rows = call.elements // max(math.prod(call.result[-2:]), 1)
     return Work(0, rows * call.select(per.PAD_ROW) + call.elements * call.select(per.COPY))

@@ -11,11 +11,11 @@ from arm_backend_core.cortex_m.cost.work import Work
 from arm_backend_core.cortex_m.kernels.registry import Shape
 from arm_backend_core.targets.cortex_m import Processor
 
-#: Operators that read and write no elements: ExecuTorch's memory planning removes copies of views.
+#: Operators that read and write no elements: ExecuTorch's memory planning removes the copy of ``view_copy`` and others.
 _VIEWS = ("view_copy", "squeeze_copy", "unsqueeze_copy", "alias_copy", "getitem", "alloc")
 #: Operators that copy runs of elements.
 _COPIES = ("cat", "slice_copy", "clone", "split_with_sizes_copy", "select_copy", "_clone_dim_order", "stack", "full")
-#: Operators that move single elements.
+#: Operators that copy each element alone.
 _MOVES = (
     "permute_copy",
     "transpose_copy",
@@ -27,7 +27,7 @@ _MOVES = (
     "repeat",
     "t_copy",
 )
-#: Operators with a sum of products: name -> position of the operand whose elements are the weights.
+#: {operator that sums products: index of the operand with the weights, or of the second factor}.
 _PRODUCTS = {"convolution": 1, "linear": 1, "mm": 1, "bmm": 1, "addmm": 2}
 #: Operators that compute a function of each element.
 _FUNCTIONS = ("exp", "log", "sigmoid", "tanh", "gelu", "erf", "sin", "cos", "pow", "sqrt", "rsqrt", "_softmax", "elu")

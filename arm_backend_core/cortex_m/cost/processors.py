@@ -12,7 +12,7 @@ from arm_backend_core.targets.cortex_m import Isa, Processor
 class CodeVariant(Enum):
     """Variant of the kernels' machine code: the instructions that the compiler may use.
 
-    The value is the position in ``PerCodeVariant``.
+    The value is the index of the variant's field in ``PerCodeVariant``.
     """
 
     BASELINE = 0
@@ -55,7 +55,8 @@ class CyclesPerInstruction:
     """Cycles per instruction of a processor.
 
     Attributes:
-        cycles: average over the kernels' loops, with loads of two cycles, branches, dual issue and waits for memory.
+        cycles: average over the kernels' loops, including loads of two cycles, branches, dual issue and waits for
+            memory.
         source: the measurement that the number is fitted to, or the reason for an assumption.
     """
 
@@ -70,7 +71,7 @@ _MANUAL = (
     "take {} cycles"
 )
 
-#: Processor -> cycles per instruction. ``docs/contributors/cpu_cycles.md`` compares the estimates with measurements.
+#: Cycles per instruction, by processor. ``docs/contributors/cpu_cycles.md`` compares the estimates with measurements.
 CYCLES_PER_INSTRUCTION: Mapping[str, CyclesPerInstruction] = {
     "cortex-m0": CyclesPerInstruction(1.5, _MANUAL.format("2 and 3")),
     "cortex-m0plus": CyclesPerInstruction(1.35, _MANUAL.format("2")),

@@ -1,8 +1,8 @@
 """Arguments for which CMSIS-NN's convolutions fail, compute wrong results or write outside of their result.
 
-Each function returns the reason, or None for arguments for which CMSIS-NN computes the results of the kernel records
-(``kernels.registry``). The limitations were found by comparing CMSIS-NN, on a Cortex-M55 and on a PC, with the records,
-and by reading its sources.
+Each function returns the reason, or None if CMSIS-NN computes the same results as the NumPy functions of the kernel
+records (``kernels.registry``). We found the limitations by comparing CMSIS-NN, on a Cortex-M55 and on a PC, with these
+functions, and by reading the sources of CMSIS-NN.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MAX_PRODUCTS = 65_535
 def find_convolution_limitation(isa: Isa, geometry: ConvGeometry, has_bias: bool) -> str | None:
     """Limitations of ``arm_convolve_wrapper_s8``."""
     if not geometry.has_one_group and not has_bias:
-        # arm_convolve_s8 advances the null pointer from the second group on.
+        # From the second group on, arm_convolve_s8 reads a bias at the null pointer plus an offset.
         return "a convolution with groups needs a bias, which may be zero"
     if geometry.is_pointwise:
         return None
@@ -45,7 +45,7 @@ def _find_1_x_n_limitation(geometry: ConvGeometry) -> str | None:
     if geometry.padding[0]:
         return "a convolution of one row must have no vertical padding"
     if padding and (padding - 1) % stride:
-        # The code assumes that the first window that reads padding on the right reads a single pixel of it.
+        # The code assumes that the first window that reaches the padding on the right reads one padded pixel.
         return f"the padding {padding} of a convolution of one row must be 1 plus a multiple of the stride {stride}"
     return None
 
@@ -57,7 +57,7 @@ def find_depthwise_limitation(isa: Isa, geometry: ConvGeometry, output_channels:
     if isa is Isa.DSP:
         is_optimized = depthwise_scratch_bytes(isa, geometry, 1, output_channels) > 0
         if is_optimized and geometry.padding[0] > geometry.kernel[0]:
-            # arm_depthwise_conv_s8_opt clears as many rows of its buffer as there is padding.
+            # arm_depthwise_conv_s8_opt clears a row of its buffer, which has kernel[0] rows, for each row of padding.
             return (
                 f"the vertical padding {geometry.padding[0]} must be at most the kernel's height {geometry.kernel[0]}"
             )
@@ -65,7 +65,7 @@ def find_depthwise_limitation(isa: Isa, geometry: ConvGeometry, output_channels:
     if geometry.input_channels == 1 and output_channels > 1:
         return find_convolution_limitation(isa, geometry, has_bias)
     if not has_bias and geometry.input_channels > DEPTHWISE_CHANNEL_BLOCK:
-        # arm_depthwise_conv_s8_opt advances the null pointer from the second block of channels on.
+        # From the second block on, arm_depthwise_conv_s8_opt reads a bias at the null pointer plus an offset.
         return (
             f"a depthwise convolution of more than {DEPTHWISE_CHANNEL_BLOCK} channels needs a bias, which may be zero"
         )

@@ -1,8 +1,8 @@
 """Scratch memory of the convolutions, as CMSIS-NN's ``*_get_buffer_size`` functions compute it.
 
-Compiled by Arm Compiler 6, CMSIS-NN chooses other sizes for two kernels: 1x1 convolutions with stride 1 on processors
-with the DSP extension need 4 bytes per input channel, and depthwise convolutions of one input channel on MVE are
-computed as convolutions only above 8 output channels. This module has the sizes for other compilers.
+This module has the sizes for CMSIS-NN that is not compiled by Arm Compiler 6. With Arm Compiler 6, two sizes differ:
+1x1 convolutions with stride 1 on processors with the DSP extension need 4 bytes per input channel; on MVE, depthwise
+convolutions of one input channel with up to 8 output channels are not computed as convolutions.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from arm_backend_core.targets.cortex_m import Isa
 
 #: Channels that a depthwise convolution processes together on MVE (``CH_IN_BLOCK_MVE``).
 DEPTHWISE_CHANNEL_BLOCK = 124
-#: Input channels above which a transposed convolution is computed as a convolution of the upsampled input
-#: (``REVERSE_TCOL_EFFICIENT_THRESHOLD``).
+#: With more input channels than this, CMSIS-NN may compute a transposed convolution as a convolution of the upsampled
+#: input (``REVERSE_TCOL_EFFICIENT_THRESHOLD``).
 _UPSAMPLED_CHANNELS = 16
 
 
 @dataclass(frozen=True)
 class ConvGeometry:
-    """Sizes of a convolution: (height, width) of the input, kernel and output; (vertical, horizontal) parameters.
+    """Sizes and parameters of a convolution, as (height, width) or (vertical, horizontal).
 
     ``input_channels`` is the number of channels of the input. ``kernel_channels`` is the number of input channels that
     one output channel reads.
@@ -59,7 +59,7 @@ def _round_up(value: int, multiple: int) -> int:
 
 
 def _im2col_bytes(isa: Isa, kernel: Sequence[int], input_channels: int) -> int:
-    """``arm_convolve_s8_get_buffer_size``: four columns of int8 on MVE, otherwise two of int16."""
+    """``arm_convolve_s8_get_buffer_size``: four im2col columns of int8 on MVE, otherwise two columns of int16."""
     column = kernel[0] * kernel[1] * input_channels
     return 4 * _round_up(column, 16) if isa is Isa.MVE else 4 * _round_up(column, 4)
 
@@ -80,7 +80,9 @@ def convolution_scratch_bytes(isa: Isa, geometry: ConvGeometry) -> int:
 
 @dataclass(frozen=True)
 class Split1xN:
-    """How MVE code splits the results of a one-row convolution (``arm_convolve_1_x_n_s8``).
+    """How MVE code splits the results of a one-row convolution by the padding that they read.
+
+    ``arm_convolve_1_x_n_s8`` computes the results that read padding on the left, none, or on the right.
 
     Attributes:
         total_padding: sum of the padding on both sides, computed from the width of the result.
@@ -94,7 +96,7 @@ class Split1xN:
 
 
 def split_1_x_n(geometry: ConvGeometry) -> Split1xN | None:
-    """Split a one-row convolution; None if the parts overlap, so that the general code computes it."""
+    """Split a one-row convolution; None if results may read padding on both sides: then, the general code is used."""
     output, stride, padding = geometry.output[1], geometry.stride[1], geometry.padding[1]
     total = (output - 1) * stride + geometry.kernel[1] - geometry.input[1]
     asymmetric_padding = total % 2 if total >= 0 else -(-total % 2)

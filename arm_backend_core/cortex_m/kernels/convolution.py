@@ -1,8 +1,9 @@
 """Convolutions, depthwise convolutions and transposed convolutions of int8 images.
 
-Operators whose name ends in ``_nhwc`` take and return contiguous tensors of shape [N, H, W, C]. The others take and
-return tensors of shape [N, C, H, W] in channels_last memory format. Weights are int8, bias, multipliers and shifts are
-int32, one per output channel. Sums wrap at 32 bits. Padding has the input's zero point, so it adds 0 to the sums.
+Operators whose name ends in ``_nhwc`` take and return contiguous tensors of shape [N, H, W, C]. Operators without this
+suffix take and return tensors of shape [N, C, H, W] in channels_last memory format. Weights are int8. Biases,
+multipliers and shifts are int32, one per output channel. Sums wrap at 32 bits. Padded elements have the input's zero
+point, so they add 0 to the sums.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def _both_layouts(
     scratch_bytes: Callable[..., tuple[int, ...]],
     find_limitation: Callable[..., str | None],
 ) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
-    """Register the decorated function, which computes on [N, H, W, C], for both layouts."""
+    """Decorator: register a function that computes on [N, H, W, C] as a kernel for each of the two layouts."""
 
     def register(compute: Callable[..., Array]) -> Callable[..., Array]:
         def compute_nchw(image: Array, *rest: Any) -> Array:
@@ -221,7 +222,7 @@ def quantized_depthwise_conv2d(
 
     The weights have shape [1, KH, KW, C * depth_multiplier]. Output channel o reads channel o // depth_multiplier.
     """
-    # A convolution with one input channel per group.
+    # It equals a convolution with one input channel per group.
     windows = (weight.transpose(3, 1, 2, 0), bias, stride, padding, dilation)
     requantization = (output_offset, multipliers, shifts, activation_min, activation_max)
     return quantized_conv2d(image, *windows, input_offset, *requantization)
@@ -258,8 +259,8 @@ def quantized_transpose_conv2d(
     batch, *size, _ = image.shape
     out_channels, *window, _ = weight.shape
     shape = _transpose_conv2d_shape(image.shape, weight.shape, bias, stride, padding, output_padding)
-    # The canvas is the output before padding is cropped. The result may end beyond the last product because of output
-    # padding, or before it because of padding.
+    # The canvas is the output before padding is cropped. Because of output padding, the output may extend beyond the
+    # last product; because of padding, it may end before the last product.
     extents = [
         max((n - 1) * s + k, p + out) for n, s, k, p, out in zip(size, stride, window, padding, shape[1:3], strict=True)
     ]

@@ -20,8 +20,8 @@ MAX_BROADCAST_RANK = 4
 def is_channel_broadcast(first: Shape, second: Shape) -> bool:
     """Whether ``quantized_add`` and ``quantized_mul`` broadcast the shapes: one operand has one number per channel.
 
-    Both have rank 4 and equal sizes on axis 1, and one has size 1 on all other axes. The operands and the result must
-    then have channels_last memory format, which ExecuTorch's kernels do not check.
+    Both have rank 4 and equal sizes on axis 1, and one operand has size 1 on all other axes. The caller must ensure
+    that the operands and the result have channels_last memory format, because ExecuTorch's kernels do not check it.
     """
     if len(first) != 4 or len(second) != 4 or first[1] != second[1]:
         return False
@@ -29,7 +29,7 @@ def is_channel_broadcast(first: Shape, second: Shape) -> bool:
 
 
 def channel_broadcast_shape(first: Shape, second: Shape) -> Shape:
-    """Shape of a sum or product.
+    """Shape of the result of ``quantized_add`` or ``quantized_mul``.
 
     Raises:
         ValueError: the shapes differ, and ``is_channel_broadcast`` is false for them.
@@ -63,9 +63,9 @@ def quantized_add(
 ) -> Array:
     """Sum of two int8 tensors (``arm_elementwise_add_s8``).
 
-    Operands of equal shapes and the result may have any memory format, but all must have the same. Other operands must
-    meet the rule of ``is_channel_broadcast``. Multipliers are int32, shifts in [-31, 30]. With an operand's shift above
-    3, a difference of 255 overflows.
+    Operands of equal shapes may have any memory format; both operands and the result must have the same format. For
+    operands of different shapes, ``is_channel_broadcast`` must hold. Multipliers are int32, shifts are in [-31, 30]. If
+    an operand's shift exceeds 3, a difference of 255 between its integer and its zero point overflows int32.
     """
     terms = [
         requantize((x.astype("int64") - zero_point) << ADD_LEFT_SHIFT, multiplier, shift)
@@ -96,10 +96,9 @@ def quantized_mul(
     """Product of two int8 tensors (``arm_elementwise_mul_s8``).
 
     The rules for shapes and memory formats are the same as for ``quantized_add``. The result saturates to int8; there
-    is no other activation. A product has 17 bits, so shifts above 15 overflow. The zero points of the operands may
-    exceed int8, as
-    long as the differences fit 16 bits: ExecuTorch's kernel does not check the zero points, and CMSIS-NN computes the
-    product.
+    is no other activation. A product of two differences from the zero points has 17 bits, so shifts above 15 overflow
+    int32. Zero points may exceed int8 if the differences fit 16 bits: ExecuTorch's kernel does not check the zero
+    points, and CMSIS-NN computes the product correctly.
     """
     product = (first.astype("int64") - first_zero_point) * (second.astype("int64") - second_zero_point)
     return requantize_to_int8(product, output_multiplier, output_shift, output_zero_point)
@@ -132,7 +131,7 @@ def quantized_div(
     Args:
         output_scale: scale of ``first`` / (scale of ``second`` * scale of the result).
     """
-    # Differences of int16 numbers fit float32.
+    # float32 represents the differences of int16 numbers exactly.
     dividend = (first.astype(np.int32) - first_zero_point).astype(np.float32)
     divisor = (second.astype(np.int32) - second_zero_point).astype(np.float32)
     quotient = np.divide(dividend, divisor, out=np.zeros_like(dividend), where=divisor != 0)
@@ -150,8 +149,8 @@ def _pad_to_broadcast_rank(shape: Shape) -> tuple[int, ...]:
 def find_broadcast_limitation(isa: Isa, first: Shape, second: Shape) -> str | None:
     """Return why ``arm_minimum_s8`` and ``arm_maximum_s8`` do not broadcast two shapes correctly; None if they do.
 
-    The functions support up to four axes. If one operand has shape (n, h, 1, 1) with h > 1, and the width of the other
-    operand is above 1, the functions read wrong elements of the former.
+    The functions support up to four axes. They read wrong elements of an operand of shape (n, h, 1, 1) with h > 1, if
+    the width of the other operand exceeds 1.
     """
     if tuple(first) == tuple(second):
         return None
@@ -168,9 +167,9 @@ def find_broadcast_limitation(isa: Isa, first: Shape, second: Shape) -> str | No
 def minimum(first: Array, second: Array) -> Array:
     """Elementwise minimum of two int8 tensors with equal scale and zero point (``arm_minimum_s8``).
 
-    It broadcasts any axis; ``find_broadcast_limitation`` has the exceptions. The kernel ignores memory formats: tensors
-    of different shapes must be contiguous, unless one has a single element. Tensors of equal shapes must have the same
-    memory format.
+    Any axis may be broadcast; ``find_broadcast_limitation`` has the exceptions. The kernel ignores memory formats:
+    tensors of different shapes must be contiguous, unless one has a single element. Tensors of equal shapes must have
+    the same memory format.
     """
     return np.minimum(first, second)
 

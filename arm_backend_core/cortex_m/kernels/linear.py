@@ -53,9 +53,9 @@ def quantized_linear(
 ) -> Array:
     """Linear layer (``arm_fully_connected_s8``): [..., I] and weights [O, I] to [..., O].
 
-    CMSIS-NN reads ``kernel_sum`` (see ``compute_kernel_sum``) and ignores the bias on MVE. Elsewhere it reads the bias
-    and ignores ``kernel_sum``. Programs pass the one that their processor reads. If both are present, they must agree.
-    The lists of multipliers and shifts have one element.
+    On MVE, CMSIS-NN reads ``kernel_sum`` (see ``compute_kernel_sum``) and ignores the bias. On other processors, it
+    reads the bias and ignores ``kernel_sum``. Programs pass only the argument that their processor reads. If both are
+    present, ``kernel_sum`` must be computed from this bias. The lists of multipliers and shifts have one element.
     """
     left = inputs.astype(np.float64) + (0 if kernel_sum is not None else input_offset)
     total = (left @ (weights.T.astype(np.float64) + filter_offset)).astype(np.int64)

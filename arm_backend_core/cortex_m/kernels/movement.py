@@ -48,7 +48,7 @@ def transpose(x: Array, permutation: Sequence[int]) -> Array:
     """Permute the axes of an int8 tensor of rank 1 to 4 with contiguous memory format (``arm_transpose_s8``).
 
     The result has contiguous memory format, too. ExecuTorch's kernel does not check the memory formats. Axes must not
-    be negative. ``find_transpose_limitation`` tells for which permutations and sizes CMSIS-NN's kernel fails.
+    be negative. ``find_transpose_limitation`` has the permutations and sizes for which CMSIS-NN fails.
     """
     return np.ascontiguousarray(x.transpose(tuple(permutation)))
 
@@ -56,9 +56,9 @@ def transpose(x: Array, permutation: Sequence[int]) -> Array:
 def is_padded_as_channels_last(shape: Shape, *, channels_last: bool = False) -> bool:
     """Whether ``pad`` reads the amounts for a tensor of ``shape`` in the order (N, H, W, C) instead of (N, C, H, W).
 
-    This is the case for tensors of rank 4 with channels_last memory format. It is also the case for tensors of rank 4
-    with one channel, or with height and width 1: their elements have the same order in both memory formats. The result
-    of ``pad`` must then have channels_last memory format.
+    This holds for tensors of rank 4 with channels_last memory format. It also holds for tensors of rank 4 with one
+    channel, or with height and width 1: their elements have the same order in both memory formats. In all these cases,
+    the result of ``pad`` must have channels_last memory format.
 
     Args:
         shape: shape of the input.
@@ -75,7 +75,8 @@ def _pad_widths(
     """Amounts before and after each axis of a tensor.
 
     Raises:
-        ValueError: the amounts are not four each, one is negative, or one is for an axis that the tensor lacks.
+        ValueError: ``before`` or ``after`` does not have four amounts, an amount is negative, or an amount is not 0 for
+            an axis that the tensor does not have.
     """
     widths = list(zip(before, after, strict=True))
     absent = MAX_RANK - len(shape)
@@ -102,8 +103,8 @@ def pad(x: Array, before: Sequence[int], after: Sequence[int], value: int) -> Ar
 
     Args:
         x: int8. An array that is not C-contiguous is taken to have channels_last memory format.
-        before: four amounts, not negative, for the axes in the order in memory (``is_padded_as_channels_last``). For a
-            tensor of lower rank, the first amounts are 0.
+        before: four amounts, not negative, in the order in which the axes are in memory (see
+            ``is_padded_as_channels_last``). For a tensor of lower rank, the first amounts are 0.
         after: four amounts in the same order.
         value: int8, usually the zero point.
 

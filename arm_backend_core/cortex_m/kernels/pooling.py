@@ -1,7 +1,8 @@
 """Pooling kernels over two spatial axes.
 
-Each kernel has two operators. The one without suffix takes (N, C, H, W) in channels_last memory format. The one with
-the suffix ``_nhwc`` takes (N, H, W, C) in contiguous memory format. Both have the elements in the same order in memory.
+Each kernel has two operators. The operator without suffix takes (N, C, H, W) in channels_last memory format. The
+operator with the suffix ``_nhwc`` takes (N, H, W, C) in contiguous memory format. The order of the elements in memory
+is the same.
 
 Padding is symmetric and less than the kernel size. Maxima and averages exclude padded elements
 (``count_include_pad=False`` in PyTorch).
@@ -31,10 +32,10 @@ _MAXIMUM_ARGUMENTS = (
 def pooled_size(size: int, kernel_size: int, stride: int, padding: int, ceil_mode: bool) -> int:
     """Number of windows along an axis, as PyTorch counts them.
 
-    With ``ceil_mode``, a last window may extend past the padding, but must start before the padding on the right.
+    With ``ceil_mode``, the last window may extend beyond the padding, but must start before the padding on the right.
 
     Raises:
-        ValueError: there is no window, a window may have only padding, or padding or stride are out of range.
+        ValueError: there is no window, the padding is not in [0, kernel_size), or the stride is below 1.
     """
     if not (0 <= padding < kernel_size <= size + 2 * padding and stride >= 1):
         raise ValueError(f"invalid windows: kernel {kernel_size}, {size} elements, padding {padding}, stride {stride}")
@@ -87,7 +88,7 @@ def _taps(
 def _average(
     x: Array, kernel_size: Sequence[int], stride: Sequence[int], padding: Sequence[int], ceil_mode: bool
 ) -> Array:
-    """Average of (N, H, W, C)."""
+    """Averages of the windows of an image (N, H, W, C)."""
     shape = _nhwc_shape(x.shape, kernel_size, stride, padding, ceil_mode)
     windows = (kernel_size, stride, padding, shape)
     total = np.asarray(sum(_taps(x, *windows, fill=0)))
@@ -96,7 +97,7 @@ def _average(
 
 
 def _maximum(x: Array, kernel_size: Sequence[int], stride: Sequence[int], padding: Sequence[int]) -> Array:
-    """Maximum of (N, H, W, C), as int64."""
+    """Maxima of the windows of an image (N, H, W, C), as int64."""
     shape = _nhwc_shape(x.shape, kernel_size, stride, padding, False)
     taps = _taps(x, kernel_size, stride, padding, shape, fill=-129)
     return np.asarray(np.maximum.reduce(list(taps)))
@@ -122,7 +123,7 @@ def _register_average(suffix: str, to_nhwc: Callable[..., Any], from_nhwc: Calla
         return tuple(from_nhwc(_nhwc_shape(to_nhwc(shape), kernel_size, stride, padding, ceil_mode)))
 
     def scratch_bytes(isa: Isa, shape: Shape, *rest: Any) -> tuple[int, ...]:
-        """Accumulators of all channels with DSP instructions (``arm_avgpool_s8_get_buffer_size_dsp``), else nothing."""
+        """A sum per channel with DSP instructions (``arm_avgpool_s8_get_buffer_size_dsp``), otherwise nothing."""
         return (4 * to_nhwc(shape)[3] if isa is Isa.DSP else 0,)
 
     @kernel(f"quantized_avg_pool2d{suffix}", _AVERAGE_ARGUMENTS, result_shape=result_shape, scratch_bytes=scratch_bytes)
@@ -149,7 +150,7 @@ def _register_average(suffix: str, to_nhwc: Callable[..., Any], from_nhwc: Calla
 
 
 def _register_maximum(suffix: str, to_nhwc: Callable[..., Any], from_nhwc: Callable[..., Any]) -> None:
-    """Register ``quantized_max_pool2d`` for an order of the axes; the arguments are those of ``_register_average``."""
+    """Register ``quantized_max_pool2d`` for an order of the axes; see ``_register_average`` for the arguments."""
 
     def result_shape(
         shape: Shape,

@@ -10,7 +10,7 @@ from arm_backend_core.cortex_m.kernels.registry import Array, kernel
 
 _ARGUMENTS = "Tensor input, float scale, int zero_point, int quant_min, int quant_max, ScalarType dtype"
 
-#: Value of the enumeration ScalarType (equal in ExecuTorch and PyTorch) -> NumPy type.
+#: NumPy types by the value of the enumeration ScalarType, which is the same in ExecuTorch and PyTorch.
 _SCALAR_TYPES: dict[int, Any] = {1: np.int8, 2: np.int16}
 
 
@@ -26,9 +26,9 @@ def quantize_per_tensor(x: Array, scale: float, zero_point: int, quant_min: int,
       number near the middle between two integers may be rounded to the other one.
     - With MVE instructions, int8 results wrap where |x / scale| is 32768 or more: a large positive number may become
       -128. All results are wrong from 2^22 on.
-    - Without MVE instructions, the zero point is added before saturation, and the sum may wrap where the product
-      exceeds int32.
-    - The reciprocal is computed from float32(scale). For some scales, its last bit differs.
+    - Without MVE instructions, the kernel adds the zero point before it saturates. The sum may wrap where the
+      product exceeds int32.
+    - The kernel computes the reciprocal from float32(scale). For some scales, the reciprocal's last bit differs.
 
     Args:
         x: float32.

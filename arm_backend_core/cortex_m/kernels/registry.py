@@ -32,13 +32,13 @@ class Kernel:
         name: name of the operator, without its namespace.
         arguments: arguments of the functional overload, in the syntax of ATen schemas. Firmware looks the kernel up by
             the ``out`` overload, which also has the keyword argument ``out``.
-        compute: the kernel's arithmetic, bit-equal to the kernel except where its docstring says otherwise. Tensor
-            arguments are NumPy arrays (None if optional and absent), scratch tensors are ignored. Returns the result.
-        result_shape: the result's shape. Takes the arguments of ``compute`` with shapes in the place of tensors.
+        compute: the kernel's arithmetic in NumPy, bit-equal to the kernel except where the function's docstring says
+            otherwise. Tensor arguments are arrays (None if optional and absent). Scratch arguments have no effect.
+        result_shape: the result's shape. Takes the arguments of ``compute``, with shapes instead of tensors.
         scratch_bytes: size of each scratch tensor, in the order of the scratch arguments. Takes the instruction set,
             then the arguments of ``result_shape``.
-        find_limitation: why CMSIS-NN's kernel would fail, compute other results or write outside its result; None if it
-            would not. It takes the arguments of ``scratch_bytes``.
+        find_limitation: why CMSIS-NN's kernel would fail, compute wrong results or write outside its result; None if it
+            is correct. Takes the arguments of ``scratch_bytes``.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Kernel:
 
 
 KERNELS: dict[str, Kernel] = {}
-"""The records by name. ``arm_backend_core.cortex_m.catalog`` imports all families."""
+"""The records by name of the kernel. ``arm_backend_core.cortex_m.catalog`` imports all modules with records."""
 
 
 def no_scratch(isa: Isa, *arguments: Any) -> tuple[int, ...]:
@@ -59,12 +59,12 @@ def no_scratch(isa: Isa, *arguments: Any) -> tuple[int, ...]:
 
 
 def no_limitation(isa: Isa, *arguments: Any) -> None:
-    """CMSIS-NN's kernel computes all arguments of the right shapes and types."""
+    """No limitation: CMSIS-NN's kernel is correct for all arguments of the right shapes and types."""
     return
 
 
 def shape_of_first(first: Shape, *arguments: Any) -> Shape:
-    """The result has the shape of the first argument."""
+    """Shape of the result of kernels whose result has the shape of the first argument."""
     return first
 
 
@@ -99,5 +99,5 @@ def kernel(
 
 
 def broadcast_shape(first: Shape, second: Shape) -> Shape:
-    """Shape of an elementwise result."""
+    """Shape of the elementwise result of two operands that are broadcast."""
     return np.broadcast_shapes(tuple(first), tuple(second))

@@ -24,18 +24,18 @@ from arm_backend_core.targets.cortex_m import Isa
 #: Quantization of the result, which the kernel requires.
 OUTPUT_SCALE, OUTPUT_ZERO_POINT = 1 / 256, -128
 
-#: Integer bits of the exponent: the kernel computes exp(x) for x > -32.
+#: Integer bits of x in exp(x): the kernel computes exp(x) for x > -32.
 INPUT_INTEGER_BITS = 5
 
-#: Integer bits of the sum of exponentials, and the largest number of elements of a row whose sum cannot overflow.
+#: Integer bits of the sum of exponentials, and the maximum number of elements of a row, so that it cannot overflow.
 SUM_INTEGER_BITS = 12
 MAX_ROW = (1 << SUM_INTEGER_BITS) - 1
 
-#: Rows of more elements can have a sum of exponentials of 512 or more, for which CMSIS-NN shifts by 32 bits or more.
-#: The result must then be 0, as this record, our kernels and CMSIS-NN's MVE code compute it. CMSIS-NN's C code has
-#: undefined behavior, and gives 1 (quantization step) on Cortex-M. The C code runs in three cases: on processors
-#: without MVE; if GCC 12.2 or older compiled the kernel; and for the last elements of a row whose size is not a
-#: multiple of 4.
+#: Maximum number of elements of a row for which CMSIS-NN's C code is correct. In longer rows, the sum of exponentials
+#: can reach 512. CMSIS-NN then shifts by 32 bits or more. The result must be 0: ``softmax``, our own C++ kernels and
+#: CMSIS-NN's MVE code compute 0. In CMSIS-NN's C code, the behavior is undefined; on Cortex-M, it computes 1
+#: (quantization step). The C code runs on processors without MVE; if GCC 12.2 or older compiled the kernel; and for the
+#: last elements of a row whose size is not a multiple of 4.
 MAX_EXACT_ROW = 511
 
 _Q0_ONE = 1 << 31
@@ -51,8 +51,8 @@ _NEWTON_CONSTANT, _NEWTON_SLOPE = round(48 / 17 * (1 << 29)), round(-32 / 17 * (
 def softmax_parameters(scale: float) -> tuple[int, int, int]:
     """Multiplier, shift and ``diff_min`` of the kernel for the input's scale.
 
-    A difference of the input from the row's maximum, times the scale, becomes the exponent. Differences below
-    ``diff_min``, whose exponents are below -15.5, have the result 0.
+    The argument of exp is the difference of the input from the row's maximum, times the scale. If a difference is below
+    ``diff_min``, this argument is below -15.5, and the result is 0.
 
     Raises:
         ValueError: the kernel does not support the scale: below 2^-27, or 16 and above.
@@ -91,10 +91,11 @@ def reciprocal_of_one_plus(x: Array) -> Array:
 
 
 def find_softmax_limitation(isa: Isa, shape: Shape, *rest: Any) -> str | None:
-    """Why results of ``arm_softmax_s8`` may be one step too high, or wrong; None if all are right.
+    """Why results of ``arm_softmax_s8`` may be wrong; None if all are right.
 
-    Rows of up to ``MAX_ROW`` elements are one step too high only where they are nearly uniform: see ``MAX_EXACT_ROW``.
-    With MVE, rows of a multiple of 4 elements are right, if the compiler is not GCC 12.2 or older.
+    Results of rows of up to ``MAX_ROW`` elements are wrong only if the row is nearly uniform. They are then one
+    quantization step too high (see ``MAX_EXACT_ROW``). With MVE, rows of a multiple of 4 elements are right if the
+    compiler is newer than GCC 12.2.
     """
     size = shape[-1]
     if size > MAX_ROW:

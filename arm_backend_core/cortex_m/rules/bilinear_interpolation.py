@@ -1,8 +1,8 @@
 """Bilinear interpolation: weighted sums of neighbours with exact weights, one axis after the other.
 
-The result is rounded to integers once for each axis. The error of the first axis is about half a quantization step.
-The weights of the second axis sum to 1, so that they do not amplify this error, and the second rounding adds half a
-step: at most about one step in total.
+The result is rounded to integers once for each axis. The rounding error of the first axis is at most about half a
+quantization step. The weights of the second axis sum to 1, so they do not amplify this error. The second rounding adds
+at most half a step. The total error is at most about one step.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def upsample_bilinear(cx: KernelContext) -> QuantizedValue:
 
 
 def _weights(cx: KernelContext, x: QuantizedValue, axis: int) -> Array:
-    """Weights [results, elements] of the interpolation along an axis: column i is the result for unit vector i."""
+    """Matrix [outputs, inputs] of the interpolation along an axis. Column i is the output for the unit vector i."""
     size, other = x.shape[axis], x.shape[5 - axis]
     shape = (size, 1, size, other) if axis == 2 else (size, 1, other, size)
     units = torch.eye(size, dtype=torch.float64).reshape(size, 1, *((size, 1) if axis == 2 else (1, size)))
@@ -64,9 +64,9 @@ def _interpolate(cx: KernelContext, x: QuantizedValue, axis: int, matrix: Array)
 def _to_integers(matrix: Array) -> tuple[Array, int]:
     """Numerators and common denominator of the weights.
 
-    The kernels round twice: after the multiplication, and after the shift. Numerators and denominator are scaled up to
-    the largest that fit int8, so that the first rounding error is small. Without scaling, a sum of 1 with the
-    denominator 4 would become 1 instead of 0: the multiplication by 1/2 rounds 0.5 to 1, and the shift by one bit
+    The kernels round twice: after the multiplication, and after the shift. This function multiplies the numerators and
+    the denominator by the largest integer for which the numerators fit int8, so that the first rounding error is small.
+    Without this, 1/4 would become 1 instead of 0: the multiplication by 1/2 rounds 0.5 to 1, and the shift by one bit
     rounds 0.5 to 1 again.
 
     Raises:
@@ -81,10 +81,10 @@ def _to_integers(matrix: Array) -> tuple[Array, int]:
 
 
 def _match_phases(numerators: Array, factor: int) -> Array | None:
-    """Match polyphase weights: [factor, 3], the weights of an element and its two neighbours for each phase.
+    """Match polyphase weights: [factor, 3], for each phase the weights of the previous, same and next input.
 
-    There are ``factor`` results (phases) for each element. An element at an edge replaces its missing neighbour. None
-    if the weights of a phase differ between the elements.
+    Each input gives ``factor`` outputs, the phases. At the edges, the first or last input replaces the missing
+    neighbour. None if the weights of a phase are not the same for all inputs.
     """
     size = numerators.shape[1]
     padded = np.zeros((size * factor, size + 2), np.int64)
@@ -103,7 +103,7 @@ def _match_phases(numerators: Array, factor: int) -> Array | None:
 def _convolve_phases(
     cx: KernelContext, x: QuantizedValue, axis: int, phases: Array, denominator: int
 ) -> QuantizedValue:
-    """Compute each phase (every ``factor``-th result) by a depthwise convolution, and interleave the phases."""
+    """Compute each phase (every ``len(phases)``-th output) by a depthwise convolution, and interleave the phases."""
     image, at = cx.emit.materialize(x, _NHWC), axis - 1
     padded = _repeat_edges(cx, image, at)
     channels = x.shape[1]

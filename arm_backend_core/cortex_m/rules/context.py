@@ -104,7 +104,7 @@ class KernelContext:
         return Weight(self._constants[source].detach().numpy(), np.asarray(q.scale, np.float64))
 
     def bias(self, argument: Any, scale: Array, channels: int) -> Array | None:
-        """A constant bias as int32 in units of the accumulator's ``scale``; None if absent.
+        """A constant bias as int32, quantized with the accumulator's ``scale``; None if absent.
 
         Raises:
             Unsupported: the bias is computed at run time.
@@ -123,7 +123,7 @@ class KernelContext:
         return np.clip(np.rint(real / scale), limits.min, limits.max).astype(np.int32)
 
     def requantization_constants(self, accumulator_scale: Array, channels: int) -> tuple[Node, Node]:
-        """Constants with the multiplier and the shift of each channel, which convert the accumulator to the result.
+        """Constants with the multiplier and the shift of each channel, for the requantization of the accumulator.
 
         Raises:
             Unsupported: a factor is too large for the kernels.
@@ -136,14 +136,14 @@ class KernelContext:
         return QuantizedValue.from_node(node, self.result.q, None if layout is None else tuple(layout))
 
     def clamp(self, value: QuantizedValue) -> QuantizedValue:
-        """Clamp the result of a kernel that has no limits of its own."""
+        """Clamp the result of a kernel without arguments for limits to the limits of ``result``."""
         if (self.result.low, self.result.high) == (-128, 127):
             return value
         table = np.clip(np.arange(-128, 128), self.result.low, self.result.high).astype(np.int8)
         return apply_table(self.emit, value, table, self.result.q)
 
     def requantize(self, value: QuantizedValue, q: QParams) -> QuantizedValue:
-        """The same real numbers with other quantization parameters."""
+        """Convert ``value`` to the quantization parameters ``q``."""
         return requantize(self.emit, value, q)
 
 
@@ -170,7 +170,7 @@ def read_operand(
 
 
 def apply_table(emit: Emitter, value: QuantizedValue, table: Array, q: QParams) -> QuantizedValue:
-    """Apply a table of 256 int8 entries, the first of which is for -128."""
+    """Apply a look-up table of 256 int8 entries: entry i is the result for the integer i - 128."""
     if value.data is not None:
         return QuantizedValue.from_constant(table[value.data.astype(np.int64) + 128], q)
     assert value.node is not None
@@ -179,7 +179,7 @@ def apply_table(emit: Emitter, value: QuantizedValue, table: Array, q: QParams) 
 
 
 def requantize(emit: Emitter, value: QuantizedValue, q: QParams) -> QuantizedValue:
-    """The same real numbers with other quantization parameters, by a table if the parameters differ."""
+    """Convert ``value`` to the quantization parameters ``q``, by a look-up table if they differ."""
     if value.q.is_equivalent(q):
         return value
     real = value.q.dequantize(np.arange(-128, 128))
@@ -188,7 +188,7 @@ def requantize(emit: Emitter, value: QuantizedValue, q: QParams) -> QuantizedVal
 
 Rule = Callable[[KernelContext], QuantizedValue]
 RULES: dict[OpOverload, Rule] = {}
-"""The rules by ATen overload. ``arm_backend_core.cortex_m.lower`` imports all families."""
+"""The rules by ATen overload. ``arm_backend_core.cortex_m.lower`` imports all modules with rules."""
 
 
 MULTI_RESULT_RULES: dict[OpOverload, Rule] = {}
@@ -214,7 +214,7 @@ def rule(*overloads: OpOverload, table: dict[OpOverload, Rule] = RULES) -> Calla
 
 
 def find_rule(node: Node) -> Rule | None:
-    """The rule of an operator, or of one result of an operator of several results; None if there is none."""
+    """The rule of an operator, or of a ``getitem`` node of an operator with several results; None without a rule."""
     if node.target is operator.getitem:
         source = node.all_input_nodes[0]
         return MULTI_RESULT_RULES.get(overload_of(source.target))  # type: ignore[arg-type]

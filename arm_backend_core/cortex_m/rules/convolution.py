@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class ConvParameters:
-    """Parameters of a 2D convolution, (height, width) each; ``pad`` is (top, bottom, left, right)."""
+    """Parameters of a 2D convolution as (vertical, horizontal); ``pad`` is (top, bottom, left, right)."""
 
     stride: list[int]
     pad: tuple[int, int, int, int]
@@ -43,7 +43,7 @@ def convolve(cx: KernelContext) -> QuantizedValue:
 
 @rule(aten.conv1d.padding, aten.conv2d.padding)
 def convolve_with_padding_mode(cx: KernelContext) -> QuantizedValue:
-    """Convolution with padding "same" or "valid". If the total padding is odd, the end gets one more, as in PyTorch."""
+    """Convolution with padding "same" or "valid". If the total padding is odd, the end gets one more than the start."""
     arguments = arguments_of(cx.node)
     spatial = _count_spatial_dims(cx, arguments)
     kernel = spatial_pair(arguments["weight"].meta["val"].shape, spatial)
@@ -76,8 +76,8 @@ def _pad_image(
 ) -> tuple[Node, list[int]]:
     """Return the image, and the (vertical, horizontal) padding that the kernel applies to it.
 
-    The image is padded by an operator of its own if the sides differ, or if the padding exceeds the kernel size, which
-    some of CMSIS-NN's loops do not support.
+    An additional operator pads the image if the padding differs between opposite sides. It also does so if the padding
+    exceeds the kernel size, because some of CMSIS-NN's loops do not support that.
     """
     top, bottom, left, right = conv.pad
     if top == bottom <= kernel[0] and left == right <= kernel[1]:
@@ -117,11 +117,11 @@ def _call_convolution(
     parameters: tuple[list[int], ...],
     groups: int,
 ) -> Node:
-    """Call a kernel with stride, padding and dilation ``parameters``."""
+    """Call a convolution kernel; ``parameters`` are stride, padding and dilation."""
     channels, (n, *_, in_channels) = weight.data.shape[0], image.meta["val"].shape
     accumulator_scale = x.scale * weight.scale
     bias_data = cx.bias(bias, accumulator_scale, channels)
-    if bias_data is None and groups > 1:  # the kernels index the bias by group
+    if bias_data is None and groups > 1:  # with groups, CMSIS-NN's kernels need a bias
         bias_data = np.zeros(channels, np.int32)
     # With one input channel, CMSIS-NN's convolution is faster than its depthwise kernel with many results per channel.
     is_depthwise = groups == in_channels > 1 and n == 1
@@ -140,8 +140,8 @@ def _call_convolution(
 def convolve_transposed(cx: KernelContext) -> QuantizedValue:
     """Transposed convolution of [(N,) C, (H,) W].
 
-    Its kernel has no groups and no dilation, and fails for some paddings. In these cases, the operator becomes a
-    convolution of the image with zeros between its pixels.
+    The kernel supports neither groups nor dilation, and fails for some paddings. In these cases, the operator becomes a
+    convolution of the image with zeros inserted between its pixels.
     """
     arguments = arguments_of(cx.node)
     spatial = _count_spatial_dims(cx, arguments)
@@ -170,7 +170,7 @@ def convolve_transposed(cx: KernelContext) -> QuantizedValue:
 def _call_transposed(
     cx: KernelContext, x: QuantizedValue, image: Node, weight: Weight, bias: Any, parameters: tuple[list[int], ...]
 ) -> Node:
-    """Call the kernel with stride, padding, output padding and dilation ``parameters``."""
+    """Call the kernel; ``parameters`` are stride, padding, output padding and dilation."""
     channels = weight.data.shape[1]
     accumulator_scale = x.scale * weight.scale
     bias_data = cx.bias(bias, accumulator_scale, channels)

@@ -4,8 +4,9 @@ For each output depth, the input slices that the kernel covers are concatenated 
 images of all output depths are the batch of a single kernel call. The results are exact, because each accumulator adds
 the same products as in the 3D convolution.
 
-The copied slices need 2 * kernel depth times the memory of the input. Kernels of size (KD, 1, 1) need no copies.
-Kernels of size (1, KH, KW) need copies only for padding or a stride along the depth.
+The copied slices and their concatenation need 2 * KD times the memory of the input, where KD is the kernel's depth.
+Kernels of size (KD, 1, 1) need no copies. Kernels of size (1, KH, KW) need copies only for padding or a stride along
+the depth.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class _DepthWindows:
-    """Windows along the depth of a volume: their size, and how they are placed."""
+    """Kernel size, stride, padding and dilation along the depth of a volume."""
 
     size: int
     stride: int
@@ -70,7 +71,7 @@ def _convolve_depth(
     depth: _DepthWindows,
     groups: int,
 ) -> Node:
-    """Convolve along the depth alone: each slice of the volume is one row of an image."""
+    """Convolve along the depth with a kernel of size (KD, 1, 1): each slice of the volume becomes a row of an image."""
     n, slices, height, width, channels = volume.meta["val"].shape
     image = cx.emit.reshape(volume, (n, slices, height * width, channels))
     kernel = Weight(weight.data[..., 0], weight.scale)
@@ -83,7 +84,7 @@ def _convolve_depth(
 def _gather_depth_windows(cx: KernelContext, volume: Node, zero_point: int, depth: _DepthWindows, groups: int) -> Node:
     """Images [N * OD, H, W, C * KD]: the slices of a volume [N, D, H, W, C] that the kernel covers.
 
-    The channels of a group are contiguous: first those of the first slice, then those of the second, and so on.
+    The channels of a group are contiguous, and ordered by slice.
     """
     padded = cx.emit.pad(volume, [0, depth.pad, 0, 0, 0], [0, depth.pad, 0, 0, 0], zero_point)
     n, slices, height, width, channels = padded.meta["val"].shape

@@ -20,7 +20,7 @@ from arm_backend_core.nodes import arguments_of
 from arm_backend_core.permutation import Layout, identity
 
 aten = torch.ops.aten
-#: A slope may exceed 1 by this tolerance, because of float32 rounding.
+#: A slope may exceed 1 by this much, because of rounding in float32, and still counts as at most 1.
 _SLOPE_TOLERANCE = 1e-6
 
 
@@ -38,18 +38,18 @@ def _with_rank(cx: KernelContext, value: QuantizedValue, rank: int) -> Quantized
 
 
 def _common_layout(values: Sequence[QuantizedValue]) -> Layout:
-    """The layout of the largest computed operand, into which the others are converted."""
+    """The layout of the largest operand that is not a constant. The other operands are converted to this layout."""
     largest = max(values, key=lambda value: (value.data is None, math.prod(value.shape)))
     return largest.layout if largest.data is None else identity(largest.rank)
 
 
 def _operands(cx: KernelContext) -> tuple[list[QuantizedValue], list[Node], Layout]:
-    """Both operands, their tensors in one layout, and the layout."""
+    """Both operands with the rank of the result, their tensors in a common layout, and this layout."""
     return _align(cx, [cx.operand(argument) for argument in cx.node.args[:2]])
 
 
 def _align(cx: KernelContext, values: Sequence[QuantizedValue]) -> tuple[list[QuantizedValue], list[Node], Layout]:
-    """Values with the rank of the result, their tensors in one layout, and the layout."""
+    """Values with the rank of the result, their tensors in a common layout, and this layout."""
     values = [_with_rank(cx, value, cx.node.meta["val"].dim()) for value in values]
     layout = _common_layout(values)
     return values, [cx.emit.materialize(value, layout) for value in values], layout
@@ -85,7 +85,7 @@ def _finish(cx: KernelContext, node: Node, shape: Sequence[int], layout: Layout)
 
 @rule(aten.add.Tensor, aten.sub.Tensor)
 def add(cx: KernelContext) -> QuantizedValue:
-    """Sum or difference. Both operands are scaled to twice the larger scale, with 20 fractional bits."""
+    """Sum or difference. The kernel converts both operands to twice the larger scale, with 20 fractional bits."""
     alpha = float(arguments_of(cx.node)["alpha"]) * (-1 if cx.node.target is aten.sub.Tensor else 1)
     return _add(cx, [cx.operand(argument) for argument in cx.node.args[:2]], alpha)
 
@@ -139,12 +139,12 @@ def divide(cx: KernelContext) -> QuantizedValue:
 
 
 @rule(aten.minimum.default, aten.maximum.default)
-def select_extreme(cx: KernelContext) -> QuantizedValue:
-    """Elementwise minimum or maximum, of operands that are requantized to the result's parameters."""
-    return _select_extreme(cx, [cx.operand(argument) for argument in cx.node.args[:2]], cx.node.target)
+def minimum_or_maximum(cx: KernelContext) -> QuantizedValue:
+    """Elementwise minimum or maximum. The operands are first requantized to the result's quantization parameters."""
+    return _minimum_or_maximum(cx, [cx.operand(argument) for argument in cx.node.args[:2]], cx.node.target)
 
 
-def _select_extreme(cx: KernelContext, operands: Sequence[QuantizedValue], target: Any) -> QuantizedValue:
+def _minimum_or_maximum(cx: KernelContext, operands: Sequence[QuantizedValue], target: Any) -> QuantizedValue:
     """Minimum or maximum of two values, by the ATen operator ``target``."""
     _, tensors, layout = _align(cx, [cx.requantize(value, cx.result.q) for value in operands])
     name = "minimum" if target is aten.minimum.default else "maximum"
@@ -160,8 +160,9 @@ def _select_extreme(cx: KernelContext, operands: Sequence[QuantizedValue], targe
 def prelu(cx: KernelContext) -> QuantizedValue:
     """PReLU with a slope for each channel. With one slope for all channels, it is univariate and becomes a table.
 
-    With slopes from 0 to 1, it is max(x, slope * x). Otherwise it is the sum of max(x, 0) and slope * min(x, 0). Both
-    terms have the parameters of the result, and one of them is 0 for each element, so the sum does not round again.
+    With slopes from 0 to 1, PReLU is max(x, slope * x). Otherwise, it is the sum of max(x, 0) and slope * min(x, 0).
+    Both terms have the quantization parameters of the result. For each element, one term is 0, so the sum is
+    exact.
     """
     x, slopes = (cx.operand(argument) for argument in cx.node.args[:2])
     if slopes.data is None:
@@ -169,7 +170,7 @@ def prelu(cx: KernelContext) -> QuantizedValue:
     shape = slopes.shape if cx.node.target is aten._prelu_kernel.default else (-1, *[1] * (x.rank - 2))
     slope, real = QuantizedValue.from_constant(slopes.data.reshape(shape), slopes.q), slopes.q.dequantize(slopes.data)
     if real.min() >= 0 and real.max() <= 1 + _SLOPE_TOLERANCE:
-        return _select_extreme(cx, [x, _multiply(cx, [x, slope])], aten.maximum.default)
+        return _minimum_or_maximum(cx, [x, _multiply(cx, [x, slope])], aten.maximum.default)
     numbers = x.q.dequantize(np.arange(-128, 128))
     negative = apply_table(cx.emit, x, x.q.quantize(np.minimum(numbers, 0)).astype(np.int8), x.q)
     positive = apply_table(cx.emit, x, cx.result.q.quantize(np.maximum(numbers, 0)).astype(np.int8), cx.result.q)
