@@ -31,7 +31,7 @@ def quantize_multiplier(real: float) -> tuple[int, int]:
     if shift < -31:
         return 0, 0
     if shift > 30:
-        raise ValueError(f"the factor {real} exceeds 2^30")
+        raise ValueError(f"the factor {real} is 2^30 or larger")
     return int(math.copysign(multiplier, real)), shift
 
 

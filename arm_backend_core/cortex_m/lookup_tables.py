@@ -78,7 +78,11 @@ def match_univariate(result: Node, constants: Mapping[Node, Any]) -> UnivariateF
             continue
         record = find_record(node) if node.op == "call_function" else None
         if record is None or not record.is_univariate:
-            raise Unsupported(f"there is no int8 kernel for {operator_name(node)}")
+            is_operator = node.op == "call_function"
+            name = (
+                operator_name(node) if is_operator else f"{operator_name(result)} with the float tensor '{node.name}'"
+            )
+            raise Unsupported(f"there is no int8 kernel for {name}")
         nodes.append(node)
         pending += node.all_input_nodes
     if len(sources) != 1:

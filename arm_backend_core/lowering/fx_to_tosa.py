@@ -129,11 +129,6 @@ class Lowering:
         self._graph_inputs = {
             source: entry for source, entry in self._graph_inputs.items() if entry[1].value.producer not in dropped
         }
-        self._int16_tensors = {
-            function: operand
-            for function, operand in self._int16_tensors.items()
-            if operand.value.producer not in dropped
-        }
         return refusal
 
     def _record_origins(self, node: Node, origin: Origin, result: LoweringResult, ops: Sequence[Op]) -> None:

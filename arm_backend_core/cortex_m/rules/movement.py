@@ -12,6 +12,7 @@ from torch.fx import Node
 
 from arm_backend_core.cortex_m.quantized_value import QuantizedValue
 from arm_backend_core.cortex_m.rules.context import MULTI_RESULT_RULES, KernelContext, rule
+from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import arguments_of, is_dequantize, is_float, overload_of
 from arm_backend_core.permutation import Layout, inverse
 
@@ -119,6 +120,8 @@ def concatenate(cx: KernelContext) -> QuantizedValue:
     arguments = arguments_of(cx.node)
     operands: Any = cx.node.args[0]
     values = [_requantized_operand(cx, operand) for operand in operands if operand.meta["val"].shape != (0,)]
+    if not values:
+        raise Unsupported("no operand has an element")
     largest = max(values, key=lambda value: (value.data is None, math.prod(value.shape)))
     layout, dim = largest.layout, largest.normalize_dim(int(arguments["dim"]))
     tensors = [cx.emit.materialize(value, layout) for value in values]

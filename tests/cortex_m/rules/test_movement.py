@@ -11,7 +11,7 @@ import torch
 from executorch.exir import EdgeCompileConfig, to_edge
 from torch import Tensor, nn
 
-from tests.cortex_m.lowering import Case, LoweredCortexMProgram, Shape, check
+from tests.cortex_m.lowering import Case, LoweredCortexMProgram, Shape, check, check_refused
 
 _F = nn.functional
 _MOVEMENT: dict[str, tuple[Callable[[Tensor], Any], Shape]] = {
@@ -202,3 +202,8 @@ def test_runtime(name: str) -> None:
     """ExecuTorch's runtime accepts the layouts and dtypes of data movement."""
     for case in (case for case in CASES if case.name.removesuffix(", channels last") == name):
         check(case).check_executorch_run(case.sample())
+
+
+def test_a_concatenation_without_elements_stays_in_float() -> None:
+    function = lambda x: (torch.cat([x.reshape(-1)[:0], x.reshape(-1)[:0]]), x.relu())  # noqa: E731
+    check_refused(Case("", function, [(2, 3)]), "no operand has an element")
