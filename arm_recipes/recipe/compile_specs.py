@@ -144,7 +144,7 @@ def recipe_processor(recipe: str, values: Options) -> Processor | None:
 
     Args:
         recipe: name of the recipe.
-        values: checked options of the recipe.
+        values: validated options of the recipe, with defaults.
 
     Raises:
         ValueError: there is no such processor, or it does not have the instruction set.
