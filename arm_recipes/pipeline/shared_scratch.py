@@ -1,9 +1,9 @@
 """Shared scratch: plan the NPU's scratch and the tensors outside the delegates in one memory.
 
 Vela places the inputs and outputs of a delegate in its scratch. ExecuTorch's own memory plan has other addresses for
-these tensors, so that a runtime copies them and a board needs memory for both. In this plan, the scratch is a part of
-the planned memory, and tensors have the addresses that Vela chose, where this is possible. The runtime does not copy
-these tensors, and while a delegate does not run, the CPU's tensors use the memory of its scratch.
+these tensors. A runtime then copies them, and a board needs memory for both. The plan of this module contains the
+scratch. Where possible, it places the inputs and outputs of delegates at Vela's offsets in the scratch. The runtime
+does not copy these tensors. While a delegate does not run, tensors of the CPU use the memory of its scratch.
 
 The scratch has a fixed distance from each tensor in it. Compile specs of the delegate name one input or output, and the
 end of the scratch (``PlannedScratch``). A runtime computes the address of the scratch from the address of this tensor.

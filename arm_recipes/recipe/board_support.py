@@ -149,19 +149,19 @@ _DDR = Memory("DDR", 0x70000000, 32 * _MIB)
 _NPU_ENABLED = '&npu0 {\n\tstatus = "okay";\n};\n'
 
 
-def _region_node(label: str, path: str, origin: int, size: str, region: str) -> str:
+def _region_node(label: str, node: str, origin: int, size: str, region: str) -> str:
     """Devicetree source of a memory region.
 
     Args:
         label: label of the node.
-        path: name of the node without its address.
+        node: name of the node without its address.
         origin: first address.
         size: devicetree expression of the size.
         region: name of the region in Zephyr's linker script.
     """
     return (
         "/ {\n"
-        f"\t{label}: {path}@{origin:x} {{\n"
+        f"\t{label}: {node}@{origin:x} {{\n"
         '\t\tcompatible = "zephyr,memory-region", "mmio-sram";\n'
         f"\t\treg = <0x{origin:08x} {size}>;\n"
         f'\t\tzephyr,memory-region = "{region}";\n'

@@ -11,7 +11,7 @@ from arm_recipes._internal.rendering import format_bytes
 from arm_recipes.explore.tune.cost import COST_KINDS, ProgramCost
 from arm_recipes.recipe import options
 
-#: Default limit of the cycles (or traffic), as a multiple of the cycles of the recipe's own program.
+#: Default budget: the cycles of the recipe's own program (or its traffic) times this factor.
 _DEFAULT_LIMIT_FACTOR = 1.1
 
 

@@ -36,10 +36,10 @@ _ENVIRONMENT_VARIABLES = ("ARM_BACKEND_CORE_STRICT", "MODEL_CONVERTER_PATH", "MO
 
 
 class DigestedCalibration(Calibration):
-    """Calibration data that records a digest of the samples at each complete iteration.
+    """Calibration data that records a digest of its samples each time they are read completely.
 
     Attributes:
-        digests: the digests of all complete iterations; several if the samples differ each time.
+        digests: the recorded digests, each once. There are several if the samples differ each time they are read.
     """
 
     def __init__(self, source: Calibration) -> None:
