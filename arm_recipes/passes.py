@@ -1,4 +1,4 @@
-"""Passes from int64 to int32, with the names that ExecuTorch's Arm backend uses.
+"""Graph passes that convert int64 values to int32. Their class names are the names in ExecuTorch's Arm backend.
 
 The compiler itself computes int64 values in int32 where their range is known to fit, and casts at the delegate's
 boundary. Use these passes for values whose range only the user knows, or to convert a graph without a recipe:
@@ -92,11 +92,16 @@ class ConvertInt64ConstOpsToInt32Pass(_GraphModulePass):
 class ConvertInt64OutputOpsToInt32Pass(_GraphModulePass):
     """Convert casts to int64, and the indices of ``argmax`` and ``argmin``, to int32.
 
-    Removes casts from int32 to int64. Other casts to int64 become casts to int32, also for outputs of the program;
-    their values are not checked. Indices that are known to fit are cast to int32 for these consumers: casts, ``index``,
-    and sums, differences and products in floating point. Views of the indices are also computed in int32 if the result
-    is known to fit. The same holds for sums, differences and products of indices with each other or with scalar
-    constants. Other consumers read int64 values.
+    Casts: removes casts from int32 to int64. Changes other casts to int64 into casts to int32, without a check whether
+    the values fit, even if the result is an output of the program.
+
+    Indices: inserts a cast to int32 if the dimension is small enough for int32. These consumers read the cast:
+
+    - casts, ``index``, and sums, differences and products in floating point;
+    - views of the indices, and sums, differences and products of indices with each other or with scalar constants, if
+      their results are known to fit int32. They are computed in int32.
+
+    Other consumers read int64 values.
 
     Args:
         on_overflow: what to do if an index may not fit, because the dimension has more than 2**31 - 1 elements:
@@ -165,8 +170,8 @@ class ConvertInt64OutputOpsToInt32Pass(_GraphModulePass):
 class InsertInt32CastsAfterInt64PlaceholdersPass(_GraphModulePass):
     """Cast every int64 input and attribute to int32. The values are not checked: the user knows that they fit.
 
-    Operators that need int64 (``one_hot``, ``index_copy``) read a cast back to int64. Operators that write a buffer
-    use the buffer itself.
+    Operators that need int64 (``one_hot``, ``index_copy``) read a cast back to int64. Operators that write a buffer in
+    place still get the int64 buffer.
     """
 
     def call(self, graph_module: GraphModule) -> PassResult:

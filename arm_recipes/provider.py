@@ -42,8 +42,9 @@ class ArmRecipeProvider(BackendRecipeProvider):
         """Build a recipe. Returns None for recipe types of other providers.
 
         Raises:
-            ValueError: an argument is unknown or invalid, arguments contradict each other, or the installed Vela or the
-                ``.ini`` file does not define a name. All arguments are checked before the recipe is built.
+            ValueError: an argument is unknown or invalid, arguments contradict each other, or neither the installed
+                Vela nor the ``.ini`` file defines a system configuration or memory mode with this name. All arguments
+                are checked before the recipe is built.
         """
         if not isinstance(recipe_type, ArmRecipeType):
             return None
@@ -154,7 +155,7 @@ def _planning_options(target: str, values: Options, memory_planner: BankedMemory
 def _shares_scratch(target: str, values: Options) -> bool:
     """Whether the memory plan may place the NPU's scratch.
 
-    It may in programs for firmware, with the option ``shared_scratch`` and without the option ``memory``.
+    This is allowed for firmware (not for Direct Drive), with the option ``shared_scratch`` and without ``memory``.
     """
     return target == "ETHOSU" and not values.get("direct_drive") and values["shared_scratch"] and not values["memory"]
 

@@ -35,10 +35,11 @@ class ExportObjects:
     """The PyTorch and ExecuTorch objects of an export.
 
     Attributes:
-        exported_programs: method -> ATen program, quantized for INT recipes.
+        exported_programs: ATen program of each method, quantized by INT recipes.
         executorch_program: ExecuTorch's manager of the emitted program.
         float_reference: the model before quantization, for comparisons.
-        unlowered: the programs before lowering, for other targets; None if the recipe's stages do not capture.
+        unlowered: the programs before lowering, which ``for_target`` lowers again; None if the recipe's stages do not
+            capture the model.
     """
 
     exported_programs: dict[str, ExportedProgram]
@@ -53,16 +54,16 @@ class Artifact:
 
     Attributes:
         report: delegates, operators on the CPU, quantization, Vela's estimates, sizes and stage times.
-        input_signatures: method -> input signature of the model.
-        out_specs: method -> pytree structure of the model's outputs.
-        shape_variants: method name -> the variants of that method for several input sizes.
+        input_signatures: input signature of the model of each method.
+        out_specs: pytree structure of the outputs of each method's model.
+        shape_variants: by method, the variants of a method that was exported for several input sizes (``sizes=``).
         recipe: the recipe of the export.
         create_objects: creates ``export_objects`` on first use. For an export from the cache, this runs the pipeline.
         requested_recipe: the user's recipe, if the program was compiled a second time to need less SRAM. ``recipe`` is
             then the recipe of the second compilation. None if the program was compiled once.
         cached_chunks: the program's byte chunks, if the program comes from the cache.
         cached_data_file: the program's data file, if the program comes from the cache and has one.
-        comparison_specs: cache of ``comparison.program_specs``, by method and whether layers are compared.
+        comparison_specs: cache of ``comparison.program_specs``. The key is (method, whether layers are compared).
     """
 
     report: Report
@@ -84,7 +85,7 @@ class Artifact:
 
     @property
     def exported_programs(self) -> dict[str, ExportedProgram]:
-        """Method -> ATen program that was lowered, quantized for INT recipes."""
+        """The ATen program of each method that was lowered, quantized by INT recipes."""
         return self.export_objects.exported_programs
 
     @property
@@ -116,7 +117,7 @@ class Artifact:
 
     @property
     def other_data_files(self) -> dict[str, bytes]:
-        """Name -> content of the data files of other backends, in a combined recipe."""
+        """Data files of the other backends of a combined recipe, by name: ``{"name": content}``."""
         if self.cached_chunks is not None:  # only recipes of this package are cached
             return {}
         files = data_files(self.executorch_program)
@@ -152,7 +153,8 @@ class Artifact:
 
         Args:
             inputs: positional inputs of the model; with ``quantized_io``, integers: ``result.inputs[0].quantize(x)``
-                converts a tensor. Numbers, strings and None must equal those that the model was exported with.
+                converts a tensor. Numbers, strings and None are constants of the program, so they must be the same as
+                in the export.
             method: the method to run.
             backend: "tosa" runs the TOSA graphs of the delegates instead of the compiled delegates.
             pad: see ``Program.run``.
@@ -160,8 +162,8 @@ class Artifact:
 
         Returns:
             the model's outputs; for a constant method, its value or a list of its values. If the model mutates an
-            input, the argument is not modified, and ``run`` does not return the new value. The program returns it
-            before the model's outputs: ``result.program().execute(...)``.
+            input, the argument is not modified, and ``run`` does not return the new value. Get the new value from
+            ``result.program().execute(...)``, which returns it before the model's outputs.
 
         Raises:
             ValueError: there is no such method, or the inputs differ from the model's in structure, shape or dtype, or

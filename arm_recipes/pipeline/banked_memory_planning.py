@@ -36,8 +36,9 @@ class BankedMemoryPlanner:
     """Memory planning algorithm for ExecuTorch: places the tensors outside delegates in several memories.
 
     Args:
-        budgets: name of each memory -> its budget in bytes, None without a limit; the fastest memory first. If a memory
-            is named "sram" or "dram", the NPU's scratch and constants in SRAM or DRAM count against its budget.
+        budgets: (name, budget in bytes) of each memory, the fastest first: ``(("sram", 262144), ("dram", None))``. A
+            budget of None is unlimited. The budgets of memories called "sram" and "dram" include the NPU's scratch and
+            constants in SRAM and DRAM.
     """
 
     budgets: tuple[tuple[str, int | None], ...]
@@ -60,7 +61,7 @@ class BankedMemoryPlanner:
         graph_signature: ExportGraphSignature | None = None,
         extra_padding: int = 0,
     ) -> MemoryAlgoResult:
-        """Plan one method, in the form that ExecuTorch's memory planning pass calls.
+        """Plan one method. The parameters are those of ExecuTorch's memory planning algorithms.
 
         Raises:
             BudgetError: a memory is too small for the NPU's part, or no memory has room for a tensor.
@@ -103,7 +104,9 @@ class BankedMemoryPlanner:
 
 
 def forget_earlier_plan(specs: Sequence[TensorSpec]) -> None:
-    """Remove the memory numbers that an earlier plan assigned. Numbers without an offset were set by a pass, and stay.
+    """Reset the ``mem_id`` that an earlier plan assigned.
+
+    A ``mem_id`` without ``mem_offset`` was set by a pass and stays.
 
     A second ``to_executorch`` of one manager creates new specs, except for the outputs of delegates. ExecuTorch's
     algorithms would keep these outputs in the memories of the first plan.
@@ -117,8 +120,8 @@ def check_memory_budgets(planner: BankedMemoryPlanner, used: Mapping[str, int]) 
     """Check the memory use of an emitted program against the budgets.
 
     Args:
-        planner: plans the memories.
-        used: memory -> bytes, as ``Ram.bytes_by_memory``.
+        planner: has the budgets.
+        used: bytes that the program needs in each memory, from ``Ram.bytes_by_memory``: ``{"SRAM": 40960}``.
 
     Raises:
         BudgetError: a memory exceeds its budget.
@@ -136,7 +139,7 @@ def _describe_excess(name: str, needed: int, budget: int, detail: str) -> str:
 
 
 def _npu_bytes(graph_module: GraphModule) -> dict[str, int]:
-    """Memory, in upper case -> bytes that the NPU's delegates of a method need in it."""
+    """Return the bytes that the NPU's delegates of a method need in each memory: ``{"SRAM": 40960}``."""
     from arm_backend_core.compilation_log import delegate_record
     from arm_backend_core.program import lowered_modules
 
@@ -146,7 +149,9 @@ def _npu_bytes(graph_module: GraphModule) -> dict[str, int]:
 
 
 def reject_several_methods(manager: EdgeProgramManager) -> Sequence[Any]:
-    """Edge manager pass: refuse programs with several methods, because all methods share the memories after the first.
+    """Edge manager pass: refuse programs with several methods.
+
+    All methods share every planned memory except the first, so one method would overwrite the tensors of another.
 
     Raises:
         ExportError: the program has several methods.
@@ -165,7 +170,7 @@ def reject_mutated_inputs(manager: EdgeProgramManager) -> Sequence[Any]:
 
     The application provides the memory of the inputs. The new value of a written input is an output at the address of
     the input, without planned memory of its own. ExecuTorch's Python binding sets a new address for this output, and
-    thereby for the input, before the program reads the input.
+    thereby for the input, before the program reads the input. The program would then read the wrong memory.
 
     Raises:
         ExportError: a model writes to an input.
@@ -195,7 +200,7 @@ def planning_pass(algorithm: Callable[..., MemoryAlgoResult], *, plan_inputs: bo
 
     return MemoryPlanningPass(
         memory_planning_algo=MemoryPlanningAlgorithmSuite([algorithm]),
-        allow_lifetime_and_storage_overlap=True,  # Vela may overlap a delegate's input and output: shared_scratch
+        allow_lifetime_and_storage_overlap=True,  # Vela may overlap a delegate's input and output, see shared_scratch
         alloc_graph_input=plan_inputs,
         alloc_graph_output=plan_outputs,
     )

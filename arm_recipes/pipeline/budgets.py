@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 #: Number of tensors that an error message lists.
 _MAX_LISTED_TENSORS = 6
-_FOR_RAM = 'optimise="ram": Vela cascades layers in stripes, which may take more cycles'
-_INTEGER_IO = "quantized_io=True: no float copies of inputs and outputs beside their int8 ones"
+_RAM_GOAL = 'optimise="ram": Vela cascades layers in stripes, which may take more cycles'
+_QUANTIZED_IO = "quantized_io=True: no float copies of inputs and outputs beside their int8 ones"
 _SRAM_REMEDIES = (
     "another memory_mode, if the system has DRAM; smaller inputs, or fewer channels in these layers",
     "an export without sram_budget, then result.advice(): it compiles alternatives and shows their SRAM",
@@ -49,7 +49,7 @@ class CheckBudgets:
         flash: flash budget in bytes, for the program and its external data; None for no limit.
         optimise: optimization goal of the compile spec. With "auto", a program that exceeds the SRAM budget is compiled
             again (``recipe_within_budget``). Other goals affect only the advice in messages.
-        board: name of the board, which may determine the budgets; for messages.
+        board: name of the board, for messages; None without the option ``board``.
         memory_planner: plans the memories of the option ``memory``, which have budgets; None without the option.
     """
 
@@ -75,7 +75,7 @@ class CheckBudgets:
                 if record.vela is not None and self.sram is not None and record.vela.sram_bytes > self.sram:
                     raise BudgetError(
                         self._sram_message(
-                            method, record, record.vela.sram_bytes, [_FOR_RAM] * (self.optimise == "performance")
+                            method, record, record.vela.sram_bytes, [_RAM_GOAL] * (self.optimise == "performance")
                         )
                     )
         self._check_flash(stored_bytes, records, "the delegates alone")
@@ -86,7 +86,8 @@ class CheckBudgets:
 
         Args:
             result: the program.
-            is_limited: whether the program was compiled for the budget, see ``recipe_within_budget``.
+            is_limited: whether the recipe of the program is from ``recipe_within_budget``. The message then does not
+                advise ``optimise="ram"``.
 
         Raises:
             BudgetError: a budget is exceeded; the message names the parts of the RAM and the largest tensors.
@@ -100,8 +101,8 @@ class CheckBudgets:
                 estimated, key=lambda found: found[1].vela.sram_bytes if found[1].vela else 0, default=("", None)
             )
             tensors = (tensor for m in result.report.methods for tensor in (*m.inputs, *m.outputs))
-            hints = [_FOR_RAM] * (record is not None and not is_limited and self.optimise in ("auto", "performance"))
-            hints += [_INTEGER_IO] * any(tensor.dtype.startswith("float") for tensor in tensors)
+            hints = [_RAM_GOAL] * (record is not None and not is_limited and self.optimise in ("auto", "performance"))
+            hints += [_QUANTIZED_IO] * any(tensor.dtype.startswith("float") for tensor in tensors)
             raise BudgetError(self._sram_message(method, record, ram.sram_bytes, hints, ram))
         self._check_flash(result.stored_bytes, result.report.delegates, "the program")
 
@@ -162,8 +163,8 @@ def budget_passes(recipe: ExportRecipe) -> Iterator[CheckBudgets]:
 def recipe_within_budget(recipe: ExportRecipe, result: Artifact) -> ArmRecipe | None:
     """Return a recipe for less SRAM of the NPU, if the program of ``optimise="auto"`` exceeds the SRAM budget.
 
-    When a delegate is compiled, only the NPU's part of the RAM is known. The new recipe limits the NPU to the budget
-    minus the other parts of the RAM.
+    The first compilation of the delegates cannot respect the whole budget, because the other parts of the RAM are known
+    only afterwards. The new recipe limits the NPU to the budget minus these other parts.
 
     Returns:
         The recipe. None if the program fits, if it has no NPU part, if the recipe is combined or of another package, or

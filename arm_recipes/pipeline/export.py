@@ -43,7 +43,7 @@ def run_export(
     check_recipe(recipe)
     check_fork()
     if verify:
-        load_plugin()  # first, because an export may take minutes: without a compiler, this raises an error
+        load_plugin()  # raises an error without a C++ compiler: do not wait for the export, which may take minutes
     models = export_arguments.models_by_method(model)
     samples = export_arguments.resolve_loaders(samples)
     examples = export_arguments.examples_by_method(samples, models)
@@ -132,7 +132,8 @@ def _export_within_budgets(
         recipe: the recipe.
         attempt: exports with a recipe.
         notes: notes about the arguments; a note on the second export is appended.
-        reuse: whether the second export reuses the quantized programs of the first, instead of another ``attempt``.
+        reuse: whether the second export lowers the quantized programs of the first again, instead of a second call of
+            ``attempt``.
         progress: show a progress bar.
 
     Raises:

@@ -19,10 +19,13 @@ class FloatReference:
     """The floating-point model of an export, with data to detect that the user changed it after the export.
 
     Attributes:
-        float_programs: method -> program before quantization, for methods that this export quantized.
-        partitioners: method -> partitioners of the recipe.
-        tensor_versions: method -> (name, tensor, version counter) of tensors that are shared with the model.
-        initial_states: method -> copies of the initial values of the buffers that the program mutates.
+        float_programs: program of each method before quantization. Methods that this export did not quantize are
+            missing.
+        partitioners: partitioners of the recipe for each method.
+        tensor_versions: by method, (name, tensor, ``tensor._version`` at the export) of each tensor that the program
+            shares with the user's model.
+        initial_states: by method, copies of the initial values of the buffers that the program mutates:
+            ``{"forward": {"hidden": tensor}}``.
     """
 
     float_programs: Mapping[str, FloatProgram] = field(default_factory=dict)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from arm_backend_core.compilation_log import RefusedOperator
     from arm_backend_core.targets.cortex_m import Processor
 
-#: 64-bit dtype, which TOSA does not support -> dtype to use instead.
+#: 64-bit dtypes, which TOSA does not support, and the names of the dtypes to use instead.
 _SUPPORTED_DTYPES = {torch.int64: "int32", torch.float64: "float32"}
 
 
@@ -79,7 +79,7 @@ class MethodResults:
         )
 
     def describe_64_bit_tensors(self, name: str, examples: Examples) -> Iterator[str]:
-        """Yield a note for each 64-bit input and output, and for int64 samples that exceed the assumed interval.
+        """Yield a note for each 64-bit input and output, and for int64 samples outside of ``ASSUMED_INTERVAL``.
 
         Args:
             name: the method's name.

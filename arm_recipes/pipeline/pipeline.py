@@ -84,7 +84,7 @@ class Pipeline:
         self._capture = Capture(strict if strict is not None or recipe.strict else False)
         if dynamic_shapes is not None and not set(dynamic_shapes) <= set(models):
             dynamic_shapes = {"forward": dynamic_shapes}
-        self._artifact = PipelineArtifact(
+        self._stage_output = PipelineArtifact(  # of the last stage that ran; before the first stage, the models
             dict(models),
             {
                 "example_inputs": examples,
@@ -138,7 +138,7 @@ class Pipeline:
         return {name: method.program for name, method in self._methods.items() if method.program is not None}
 
     def run(self, notes: Sequence[str] = ()) -> None:
-        """Run all stages; a resumed pipeline runs lowering and later stages. ``notes`` are about the arguments.
+        """Run all stages; a resumed pipeline runs lowering and later stages. Reports ``notes`` about the arguments.
 
         Raises:
             ValueError: ``pipeline_stages`` do not end in TO_EXECUTORCH, or would replace layers of a captured model.
@@ -163,7 +163,7 @@ class Pipeline:
         Raises:
             ExportError: a model cannot be captured.
         """
-        examples, shapes = self._artifact.get_context("example_inputs"), self._artifact.get_context("dynamic_shapes")
+        examples, shapes = map(self._stage_output.get_context, ("example_inputs", "dynamic_shapes"))
         programs = {}
         for method, model in self._models.items():
             if not isinstance(model, ExportedProgram):
@@ -179,23 +179,22 @@ class Pipeline:
         """
         self._run_stages(list(takewhile(lambda kind: kind is not _FIRST_LOWERING_STAGE, self._default_stages())))
         assert self._unlowered is not None
-        return self._unlowered, self._artifact.data
+        return self._unlowered, self._stage_output.data
 
     def _run_stages(self, stages: list[StageType]) -> None:
         for kind in self._progress.track_stages(stages):
             if kind is StageType.TO_EXECUTORCH:
-                # Emission edits the lowered methods in place.
-                self._record_lowered_programs(self._artifact.data)
+                self._record_lowered_programs(self._stage_output.data)  # before emission, which edits them in place
             stage = self._create_stage(kind)
             start = time.perf_counter()
-            run_stage(kind, stage, self._artifact, self._models or self._methods, self._list_error_sources)
+            run_stage(kind, stage, self._stage_output, self._models or self._methods, self._list_error_sources)
             self._seconds[kind.value] = seconds = time.perf_counter() - start
             LOGGER.info("%s: %.2f s", kind.value, seconds)
-            self._artifact = stage.get_artifacts()
+            self._stage_output = stage.get_artifacts()
             if kind is StageType.TO_EXECUTORCH:
-                self._check_dim_orders(self._artifact.data)
+                self._check_dim_orders(self._stage_output.data)
             if kind is StageType.SOURCE_TRANSFORM:
-                self._note_unscaled_layers()
+                self._note_layers_without_block_scales()
             if isinstance(stage, FastQuantizeStage):
                 for name, float_program in stage.float_programs.items():
                     self._methods[name].float_program = float_program
@@ -223,7 +222,7 @@ class Pipeline:
 
     def create_artifact(self, refused: list[RefusedOperator], logged_notes: list[str]) -> Artifact:
         """Build the artifact with its report, from the refused operators and the notes of the compilation log."""
-        manager, samples = self._artifact.data, self._progress.sample_counts
+        manager, samples = self._stage_output.data, self._progress.sample_counts
         export_context = context.make_export_context(self._model_names, self._recipe)
         methods = [
             method.create_report(name, method.graph, refused, samples.get(name), export_context.processor)
@@ -301,7 +300,7 @@ class Pipeline:
         return plan_shared_buffers(config or ExecutorchBackendConfig())
 
     def _describe_captured_programs(self) -> None:
-        for name, program in self._artifact.data.items():
+        for name, program in self._stage_output.data.items():
             check_outputs(name, program)
             method = self._methods[name]
             method.program, method.out_spec = program, program.call_spec.out_spec
@@ -317,10 +316,10 @@ class Pipeline:
         return UnloweredPrograms(
             methods={name: copy.copy(method) for name, method in self._methods.items()},
             model_names=self._model_names,
-            examples=first_samples(self._artifact.get_context("example_inputs")),
+            examples=first_samples(self._stage_output.get_context("example_inputs")),
             sample_counts=dict(self._progress.sample_counts),
             shape_variants=self._shape_variants,
-            constant_methods=self._artifact.get_context("constant_methods"),
+            constant_methods=self._stage_output.get_context("constant_methods"),
             argument_notes=tuple(self._argument_notes),
             logged_notes=tuple(log.notes),
             capture_notes=tuple(self._capture.notes),
@@ -331,7 +330,8 @@ class Pipeline:
     def _copy_unlowered_programs(self) -> None:
         """Copy the programs for lowering. Lowering edits programs in place, and a program may be the user's.
 
-        Copies have debug handles and no constant inputs. Shared buffers get one name; linear layers may be tiled.
+        The copies get debug handles, and lose inputs that are numbers, strings or None. A buffer that methods share
+        gets one name in all of them. If methods share buffers, some linear layers are tiled by rows to share weights.
         """
         from arm_backend_core.nodes import assign_debug_handles
         from arm_backend_core.program import copy_program
@@ -344,14 +344,14 @@ class Pipeline:
         self._shares_buffers = unify_buffer_names(copies)
         if self._shares_buffers:
             tile_rows_for_weight_sharing(copies, self._recipe)
-        self._artifact = self._artifact.copy_with_new_data(copies)
+        self._stage_output = self._stage_output.copy_with_new_data(copies)
 
-    def _note_unscaled_layers(self) -> None:
+    def _note_layers_without_block_scales(self) -> None:
         from arm_recipes.stages.block_scaled import describe_unscaled_layers, is_mx_recipe  # imports torchao
 
         if not is_mx_recipe(self._recipe.quantization_recipe):
             return
-        for name, model in self._artifact.data.items():
+        for name, model in self._stage_output.data.items():
             notes, is_ineffective = describe_unscaled_layers(model, name)
             self._notes += notes
             if is_ineffective:
@@ -361,7 +361,7 @@ class Pipeline:
         if getattr(self._recipe, "type_name", "").startswith("CORTEX_M"):
             return  # ExecuTorch's operators compute with 64-bit numbers
         for name, method in self._methods.items():
-            for note in method.describe_64_bit_tensors(name, self._artifact.get_context("example_inputs")):
+            for note in method.describe_64_bit_tensors(name, self._stage_output.get_context("example_inputs")):
                 self._add_note(note)
 
     def _add_note(self, text: str) -> None:

@@ -35,7 +35,7 @@ def check_outputs(method: str, program: ExportedProgram) -> None:
 
 
 def _reject_complex_outputs(method: str, program: ExportedProgram) -> None:
-    """Refuse complex results: programs compute real and imaginary parts, and ExecuTorch cannot join them."""
+    """Refuse complex results: programs compute real and imaginary parts separately, and ExecuTorch cannot join them."""
     from arm_backend_core.nodes import is_complex, source_line
 
     results = torch.utils._pytree.tree_leaves(program.graph.output_node().args[0])

@@ -16,7 +16,7 @@ class Progress:
         enabled: show the bars if standard error is a terminal.
 
     Attributes:
-        sample_counts: method -> number of calibration samples.
+        sample_counts: number of calibration samples of each method.
     """
 
     def __init__(self, enabled: bool) -> None:

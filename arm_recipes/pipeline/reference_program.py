@@ -20,7 +20,7 @@ def serialize_with_tosa_delegates(
 
     Args:
         manager: the emitted program.
-        graphs: checksum in the compile spec of a delegate -> TOSA flatbuffer.
+        graphs: TOSA flatbuffer of each delegate, by the checksum in the delegate's compile specs.
         named_data: named data to add. It replaces entries with the same key.
     """
     from executorch.exir import ExecutorchBackendConfig

@@ -1,8 +1,8 @@
 """Lower the programs of an export for another target: ``ExportResult.for_target``.
 
 Capture and quantization depend on the model, the samples and the options of quantization. Most other options (MACs,
-memory mode, board, optimization goal, budgets) affect only the stages after them. An export that changes only such
-options starts from the captured and quantized programs of an earlier one. Its program is equal to that of a complete
+memory mode, board, optimization goal, budgets) affect only lowering and later stages. If only such options change, this
+module lowers the captured and quantized programs of the earlier export again. The result equals that of a complete
 export.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from arm_recipes.pipeline.artifact import Artifact
     from arm_recipes.pipeline.unlowered_programs import UnloweredPrograms
 
-#: Groups of the options that quantization or the capture reads.
+#: Option groups (``Option.group``) whose options capture or quantization reads.
 _QUANTIZATION_GROUPS = ("int", "tosa-fp")
 #: Options that describe one NPU and its board. Another NPU or board does not inherit them.
 _NPU_OPTIONS = ("board", "macs", "system_config", "memory_mode", "config_ini")
@@ -73,8 +73,8 @@ def retarget_recipe(current: ArmRecipe, recipe: RecipeType | str | None, changed
     Args:
         current: the recipe of the export.
         recipe: as in ``export_for_target``.
-        changed: options to change. All other options have their values in ``current``, if the new recipe has them. For
-            another NPU or board, the options that describe the current one (``_NPU_OPTIONS``) are not inherited.
+        changed: options to change. The new recipe inherits its other options from ``current``. For another NPU or
+            board, it does not inherit the options that describe an NPU or board (``_NPU_OPTIONS``).
 
     Raises:
         ValueError: the new recipe has another quantizer, quantization reads a changed option, or an option is invalid.
@@ -97,7 +97,7 @@ def retarget_recipe(current: ArmRecipe, recipe: RecipeType | str | None, changed
 
 
 def _is_equal(value: Any, before: Any) -> bool:
-    """Whether an option has the same value as before. Samples with other tensors or arrays count as different."""
+    """Whether an option has the same value as before. Samples are equal only if they have the same tensor objects."""
     try:
         return value is before or bool(value == before)
     except (RuntimeError, ValueError):  # comparison of tensors or arrays of several elements
@@ -105,7 +105,7 @@ def _is_equal(value: Any, before: Any) -> bool:
 
 
 def find_quantization_difference(unlowered: UnloweredPrograms, recipe: ExportRecipe) -> str | None:
-    """Find the reason why a recipe with the same quantizer would quantize the model in another way.
+    """Find the reason why a recipe with the same quantizer would quantize the model differently.
 
     Returns:
         The reason; None if the quantized programs are the same.
@@ -139,7 +139,7 @@ def _quantizer_name(recipe: str) -> tuple[str, str]:
 
 
 def _check_unchanged(artifact: Artifact) -> None:
-    """Check that tensors of the model have the values of the export.
+    """Check that the tensors of the model still have the values that they had at the export.
 
     Raises:
         ValueError: a tensor was written; the message names it.

@@ -1,9 +1,9 @@
 """Shared state of methods: mutable buffers that several methods of a program write.
 
-Methods share a buffer if their tensors are the same view of the same memory (``tensor_identity``), whatever its name in
-each module. Capture refuses other views of this memory (``stages.capture.buffer_aliases``). It also adds a write of the
-unchanged value to methods that only read the buffer: without a write, a program stores the buffer as a constant.
-Quantization gives the buffer one type and scale in all methods.
+Methods share a buffer if their tensors are the same view of the same memory (``tensor_identity``). The buffer may have
+another name in each module. Capture refuses other views of this memory (``stages.capture.buffer_aliases``). It also
+adds a write of the unchanged value to methods that only read the buffer: without a write, a program stores the buffer
+as a constant. Quantization gives the buffer one type and scale in all methods.
 """
 
 from __future__ import annotations

@@ -1,18 +1,19 @@
 """Shared scratch: plan the NPU's scratch and the tensors outside the delegates in one memory.
 
 Vela places the inputs and outputs of a delegate in its scratch. ExecuTorch's own memory plan has other addresses for
-these tensors, so that a runtime copies them and a board needs memory for both. In this plan, the scratch is a part of
-the planned memory, and tensors have the addresses that Vela chose, where this is possible. The runtime does not copy
-these tensors, and while a delegate does not run, the CPU's tensors use the memory of its scratch.
+these tensors. A runtime then copies them, and a board needs memory for both. The plan of this module contains the
+scratch. Where possible, it places the inputs and outputs of delegates at Vela's offsets in the scratch. The runtime
+does not copy these tensors. While a delegate does not run, tensors of the CPU use the memory of its scratch.
 
-The scratch has a fixed distance from each tensor in it. Compile specs of the delegate name one input or output and the
-end of the scratch (``PlannedScratch``), so that a runtime computes the address of the scratch from the address of that
-tensor. Runtimes that do not read these specs, such as ExecuTorch's own backend, allocate another scratch and copy. The
-plan is correct for them too: tensors that are live at the same time do not overlap, except an input and an output of
-one delegate. Such a runtime writes the output after it has copied the input to its scratch.
+The scratch has a fixed distance from each tensor in it. Compile specs of the delegate name one input or output, and the
+end of the scratch (``PlannedScratch``). A runtime computes the address of the scratch from the address of this tensor.
+Runtimes that do not read these specs, such as ExecuTorch's own backend, allocate another scratch and copy. The plan is
+correct for them too: tensors that are live at the same time do not overlap, except an input and an output of one
+delegate. Such a runtime writes the output after it has copied the input to its scratch.
 
-The plan is greedy: each block has the lowest free address (first fit). Two orders of blocks are tried, each with the
-largest first: scratches, then tensors; or floating-point tensors, scratches, other tensors.
+The plan is greedy: each scratch or tensor gets the lowest free address (first fit). The smaller of two plans is used.
+The first places scratches, then tensors. The second places floating-point tensors, then scratches, then other tensors.
+Within each kind, the largest are first.
 """
 
 from __future__ import annotations
@@ -69,12 +70,12 @@ def allow_shared_scratch(manager: EdgeProgramManager) -> Sequence[Any]:
 
 @dataclass(frozen=True)
 class _Block:
-    """Bytes that are in use from one node to another, both included.
+    """The memory of a tensor or scratch, and the nodes that use it.
 
     Attributes:
-        start: address in the planned memory; in a group that is not placed yet, offset from the start of the scratch.
+        start: address in the planned memory. Before the block is placed: offset in the scratch of its call, or 0.
         size: bytes.
-        first, last: indices of nodes.
+        first, last: indices of the first and the last node that use the memory.
         spec: the tensor; None for a scratch.
     """
 
@@ -102,7 +103,8 @@ class _Call:
         index: index of the call's node.
         module: the delegate.
         scratch_bytes: its scratch, in whole cache lines.
-        arguments: position among inputs and outputs -> tensor, and its offset in the scratch.
+        arguments: inputs and outputs that may be in the scratch: ``{position: (tensor, offset in the scratch)}``.
+            Positions count the inputs, then the outputs.
     """
 
     index: int
@@ -111,8 +113,8 @@ class _Call:
     arguments: Mapping[int, tuple[TensorSpec, int]]
 
     @property
-    def group(self) -> list[_Block]:
-        """The scratch, then the arguments, at the addresses that Vela chose."""
+    def blocks(self) -> list[_Block]:
+        """The scratch, then the arguments. ``start`` is the offset in the scratch that Vela chose."""
         tensors = [
             _Block(offset, spec.allocated_memory, spec.lifetime[0], spec.lifetime[1], spec)
             for spec, offset in self.arguments.values()
@@ -131,9 +133,8 @@ def plan_shared_scratch(
 
     The parameters are those of ExecuTorch's memory planning algorithms. The plan is ExecuTorch's own if no scratch may
     be shared, if sharing does not save memory, or if calls of one delegate would locate its scratch by different
-    arguments. In all cases, this function removes compile specs that an earlier plan recorded in the delegates. A
-    later plan by ExecuTorch's algorithm alone finds no such specs, because tracing also removes them
-    (``insert_delegates``).
+    arguments. In all cases, this function removes compile specs that an earlier plan recorded in the delegates. If
+    ExecuTorch's own algorithm makes a later plan, tracing has removed these specs before (``insert_delegates``).
     """
     from executorch.exir.memory_planning import MemoryAlgoResult, SpecAllocResult, greedy
 
@@ -219,7 +220,7 @@ def _called_delegate(graph_module: GraphModule, node: Node) -> LoweredBackendMod
 def _match_arguments(
     node: Node, inputs: Sequence[EthosUTensor], outputs: Sequence[EthosUTensor]
 ) -> Iterator[tuple[TensorSpec, EthosUTensor]]:
-    """Yield tensors of the program and of the payload: inputs, then outputs."""
+    """Yield (tensor of the program, tensor of the payload) for each input, then for each output."""
     from executorch.exir.memory_planning import get_node_tensor_specs
 
     specs = [spec for argument in node.args[1:] for spec in get_node_tensor_specs(argument)]
@@ -228,7 +229,7 @@ def _match_arguments(
 
 
 def _fits(spec: TensorSpec, tensor: EthosUTensor) -> bool:
-    """Whether a tensor of the plan can be where Vela placed it: in the scratch, with this size and alignment."""
+    """Whether a tensor of the program can be where Vela placed it: in the scratch, with equal size and alignment."""
     is_placed = tensor.offset >= 0 and tensor.region == SCRATCH
     return is_placed and spec.nbytes() == tensor.nbytes and tensor.offset % spec.alignment == 0
 
@@ -258,7 +259,11 @@ def _smallest_plan(calls: Sequence[_Call], specs: Sequence[TensorSpec], alignmen
 
 
 class _Plan:
-    """A plan to which blocks are added. ``scratches``: index of a call's node -> its planned scratch."""
+    """A memory plan, to which ``place`` adds blocks.
+
+    Attributes:
+        scratches: the planned scratch of each call, by the index of the call's node.
+    """
 
     def __init__(self, alignment: int) -> None:
         self._alignment = alignment
@@ -278,7 +283,7 @@ class _Plan:
         return self._offsets[spec]
 
     def place(self, item: _Call | TensorSpec) -> None:
-        """Place the scratch of a call with its arguments, or a tensor that has no place yet."""
+        """Place the scratch of a call with its arguments, or a tensor. Skips a tensor that already has an address."""
         if isinstance(item, _Call):
             self._place_call(item)
         elif item not in self._offsets:
@@ -287,10 +292,11 @@ class _Plan:
             self._add(blocks, self._first_fit(blocks, self._blocks, self._alignment))
 
     def _place_call(self, call: _Call) -> None:
-        """Place the scratch of a call. If possible, an argument that has an address is at Vela's offset in the scratch.
+        """Place the scratch of a call, and its arguments that have no address yet.
 
-        Otherwise, only arguments without an address are placed in the scratch. If there are none, the scratch is not
-        planned.
+        If possible, the scratch is placed such that an argument that already has an address is at Vela's offset in it.
+        Otherwise, the scratch is placed anywhere, and only arguments without an address are in it. If there is no such
+        argument, the scratch is not planned.
         """
         for spec, offset in call.arguments.values():
             start = self._offsets.get(spec, -1) - offset
@@ -316,7 +322,7 @@ class _Plan:
         """Blocks that a call adds to the plan: its scratch, and the tensors of ``in_scratch`` without an address."""
         return [
             block
-            for block in call.group
+            for block in call.blocks
             if block.spec is None or (block.spec in in_scratch and block.spec not in self._offsets)
         ]
 
@@ -333,10 +339,10 @@ class _Plan:
 
     @staticmethod
     def _first_fit(blocks: Sequence[_Block], others: Sequence[_Block], alignment: int) -> int:
-        """Return the lowest address of a group of blocks at which no block of the group overlaps one of ``others``.
+        """Return the lowest address at which none of ``blocks``, which move together, overlaps one of ``others``.
 
-        If a block of the group overlaps one of ``others``, the group moves up to the first aligned address without this
-        overlap. All skipped addresses have the overlap, so the result is the lowest free address.
+        If a block overlaps one of ``others``, all blocks move up to the first aligned address without this overlap. All
+        skipped addresses have the overlap, so the result is the lowest free address.
         """
         first, last = min(block.first for block in blocks), max(block.last for block in blocks)
         others = [other for other in others if other.first <= last and first <= other.last]

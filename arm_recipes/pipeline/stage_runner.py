@@ -12,7 +12,7 @@ from torch.fx import Graph
 from arm_recipes._internal.error_location import describe_error, is_argument_error
 from arm_recipes._internal.errors import ExportError
 
-#: Stage -> verb in error messages, as in "quantizing 'forward'".
+#: Verb of each stage in error messages, as in "quantizing 'forward'".
 _STAGE_VERBS = {
     StageType.SOURCE_TRANSFORM: "transforming",
     StageType.QUANTIZE: "quantizing",
@@ -30,21 +30,21 @@ def run_stage(
     stage: Stage,
     artifact: PipelineArtifact,
     methods: Collection[str],
-    locate: Callable[[], tuple[list[torch.nn.Module], Sequence[Graph]]],
+    list_error_sources: Callable[[], tuple[list[torch.nn.Module], Sequence[Graph]]],
 ) -> None:
     """Run a stage.
 
     Args:
         kind: type of the stage.
         stage: the stage.
-        artifact: its input.
+        artifact: input of the stage.
         methods: names of the methods.
-        locate: returns the modules and the graphs to find the error in.
+        list_error_sources: returns the modules and the graphs in which an error may have its origin.
 
     Raises:
         ExportError: the stage failed. The message names the stage, and the module or operator.
         ArmBackendError: the compiler failed.
-        ValueError, TypeError: this package has found a wrong argument.
+        ValueError, TypeError: an argument of the user is wrong.
     """
     from arm_backend_core.errors import ArmBackendError
 
@@ -55,6 +55,6 @@ def run_stage(
     except Exception as error:
         if is_argument_error(error):
             raise
-        modules, graphs = locate()
+        modules, graphs = list_error_sources()
         names = ", ".join(f"'{name}'" for name in methods)
         raise ExportError(describe_error(f"{_STAGE_VERBS[kind]} {names}", error, modules, graphs)) from error

@@ -24,11 +24,11 @@ class UnloweredPrograms:
     """The programs of an export before lowering, with the data that their report needs.
 
     Attributes:
-        methods: method -> results of the stages before lowering.
+        methods: results of the stages before lowering, by method.
         model_names: names of the models' classes.
-        examples: method -> first samples.
-        sample_counts: method -> number of calibration samples.
-        shape_variants: method name -> the variants of that method for several input sizes.
+        examples: first samples of each method, from ``first_samples``.
+        sample_counts: number of calibration samples of each method.
+        shape_variants: by method, the variants of a method that was exported for several input sizes (``sizes=``).
         constant_methods: methods that return a constant.
         argument_notes: notes about the arguments of the export.
         logged_notes: notes of the log (``arm_backend_core.compilation_log``).
@@ -51,7 +51,7 @@ class UnloweredPrograms:
 
     @property
     def programs(self) -> dict[str, ExportedProgram]:
-        """Method -> captured program, quantized for INT recipes."""
+        """The captured program of each method, quantized by INT recipes."""
         return {name: method.program for name, method in self.methods.items() if method.program is not None}
 
 

@@ -74,7 +74,10 @@ def verify_delegates(result: Artifact, examples: Mapping[str, Sequence[Inputs]])
 def _check_memory_accesses(
     method: MethodReport, delegate: DelegateRecord, execution: host_backends.DelegateExecution
 ) -> EthosUStatistics:
-    """Check for reads of uninitialized memory and unordered accesses, whose results depend on the hardware."""
+    """Check for reads of uninitialized memory and for data hazards, whose results depend on the hardware.
+
+    Returns the emulator's statistics.
+    """
     assert isinstance(execution.delegate, EthosUDelegate)
     try:
         return execution.delegate.measure(execution.inputs, delegate)
@@ -106,7 +109,7 @@ def _compare_with_reference(
 
 
 def _view_as(io: BoundaryTensor, array: Array) -> Array:
-    """View an input or output of a delegate with dtype and shape of the reference model, which has int8 for uint8."""
+    """View an input or output of a delegate with the dtype and shape of the reference model, which lacks uint8."""
     return array.view("int8" if io.dtype == "uint8" else io.dtype).reshape(io.shape)
 
 

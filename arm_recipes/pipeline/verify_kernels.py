@@ -1,7 +1,7 @@
 """Verification of int8 kernels: compare the program's outputs with NumPy implementations of the kernels.
 
-The runtime executes the C++ kernels in the planned memory. The records of ``arm_backend_core.cortex_m`` execute the
-same calls in NumPy, without a memory plan: each result has memory of its own.
+The runtime executes the C++ kernels in the planned memory. The reference executes the same calls in NumPy, with the
+implementations in ``arm_backend_core.cortex_m``. It has no memory plan: each result has memory of its own.
 """
 
 from __future__ import annotations
@@ -66,13 +66,15 @@ def verify_kernels(result: Artifact, examples: Mapping[str, Sequence[Inputs]], m
         calls += count
     if runs:
         notes.append(
-            f"verified: {runs} executions of {calls} int8 kernels are bit-equal with the kernels' records in Python"
+            f"verified: {runs} executions of {calls} int8 kernels are bit-equal with their NumPy implementations"
         )
     return notes
 
 
 class _KernelReference:
-    """Executes an emitted program in PyTorch, with the kernels' records in NumPy. Buffers keep their values.
+    """Executes an emitted program in PyTorch, with NumPy implementations of the kernels.
+
+    Buffers keep their values between runs.
 
     Args:
         program: a method after memory planning.
@@ -136,7 +138,7 @@ def _compare_outputs(method: MethodReport, sample: int, actual: Sequence[Any], e
         mismatch = describe_differing_elements(value.numpy(), reference.numpy(), "elements")
         if mismatch is not None:
             raise VerificationError(
-                f"verify: output '{info.name}' of method '{method.name}' differs from the kernels' records for sample "
+                f"verify: output '{info.name}' of method '{method.name}' differs from the NumPy reference for sample "
                 f"{sample}: {mismatch}. The program or a kernel of this machine is wrong: report this with the model"
             )
 

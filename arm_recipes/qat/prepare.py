@@ -53,7 +53,7 @@ def prepare_qat(
     Raises:
         ValueError: the recipe does not quantize, has custom passes, or does not have exactly one quantizer of this
             package; samples are missing or do not fit the model; the model has several methods or is quantized already;
-            ``ranges`` has another value.
+            ``ranges`` is neither "learned" nor "follow".
         TypeError: ``model`` or ``recipe`` has the wrong type.
         ExportError: the model raises an exception during tracing.
     """

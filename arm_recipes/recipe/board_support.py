@@ -22,7 +22,7 @@ class Memory:
         name: name in the vendor's linker script or documentation.
         origin: first address.
         size: bytes.
-        npu_bytes: bytes from ``origin`` on that the NPU reaches; None: all.
+        npu_bytes: number of bytes, from ``origin``, that the NPU can access; None if it can access all.
     """
 
     name: str
@@ -81,7 +81,7 @@ class CmsisDevice:
     """A device in the CMSIS packs.
 
     Attributes:
-        name: vendor, device and, on devices of several cores, core.
+        name: vendor, device and, if the device has several cores, core: ``AlifSemiconductor::AE722F80F55D5LS:M55_HP``.
         pack: pack of the device.
         source: address of the document.
     """
@@ -106,7 +106,8 @@ class Placement:
     """Kinds of memory ("sram", "flash" or "dram") that hold the program and the NPU's scratch.
 
     Attributes:
-        program: memory of the program, which contains the constants that the NPU reads. Vela's on-chip flash is "sram".
+        program: memory of the program, which contains the constants that the NPU reads. If Vela places constants in
+            on-chip flash, this is "sram".
         scratch: memory of the NPU's scratch.
     """
 
@@ -119,7 +120,7 @@ class Placement:
         return Placement(_KIND_OF_MEMORY[const_memory], "dram" if arena_on_second_port else "sram")
 
 
-#: Vela's name of the memory of constants -> kind of memory.
+#: Kind of the memory that holds the constants, by Vela's name of this memory.
 _KIND_OF_MEMORY = {"OffChipFlash": "flash", "Dram": "dram", "OnChipFlash": "sram", "Sram": "sram"}
 
 
@@ -148,19 +149,19 @@ _DDR = Memory("DDR", 0x70000000, 32 * _MIB)
 _NPU_ENABLED = '&npu0 {\n\tstatus = "okay";\n};\n'
 
 
-def _region_node(label: str, path: str, origin: int, size: str, region: str) -> str:
+def _region_node(label: str, node: str, origin: int, size: str, region: str) -> str:
     """Devicetree source of a memory region.
 
     Args:
         label: label of the node.
-        path: name of the node without its address.
+        node: name of the node without its address.
         origin: first address.
         size: devicetree expression of the size.
         region: name of the region in Zephyr's linker script.
     """
     return (
         "/ {\n"
-        f"\t{label}: {path}@{origin:x} {{\n"
+        f"\t{label}: {node}@{origin:x} {{\n"
         '\t\tcompatible = "zephyr,memory-region", "mmio-sram";\n'
         f"\t\treg = <0x{origin:08x} {size}>;\n"
         f'\t\tzephyr,memory-region = "{region}";\n'
@@ -246,7 +247,7 @@ _CORSTONE_320 = _corstone(
 
 _ALIF_MRAM = Memory("MRAM", 0x80000000, 5632 * _KIB)
 _ALIF_SRAM0 = Memory("SRAM0", 0x02000000, 4 * _MIB)
-#: Series -> device of the CMSIS pack.
+#: Name of the device in the CMSIS pack, by series of the Alif Ensemble.
 _ALIF_DEVICES = {
     "e3": "AE302F80F55D5AE",
     "e4": "AE402FA0E5597LE0",
@@ -270,7 +271,11 @@ _ALIF_U55_NODE = """\
 
 
 def _alif() -> Iterator[tuple[str, BoardSupport]]:
-    """The Alif Ensembles. ``.arm_model_temp`` must fit into SRAM0, which is not contiguous with SRAM1."""
+    """Yield (name, firmware properties) of each Alif Ensemble.
+
+    Only SRAM0 is given, which is not contiguous with SRAM1: the linker section ``.arm_model_temp`` must fit into one of
+    them.
+    """
     for name in BOARDS:
         if not name.startswith("alif-"):
             continue
@@ -340,7 +345,7 @@ _RENESAS = BoardSupport(
     ),
 )
 
-#: Name of a board -> its firmware properties.
+#: Firmware properties of each board, by its name.
 SUPPORT: dict[str, BoardSupport] = {
     "corstone-300": _CORSTONE_300,
     "corstone-300-u65": replace(_CORSTONE_300, zephyr=None),

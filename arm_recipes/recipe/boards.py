@@ -55,7 +55,7 @@ class Board:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The recipe options that the board determines; the sizes of its memories are budgets."""
+        """The recipe options that the board determines. The sizes of SRAM and flash become budgets."""
         figures = {
             "macs": self.macs,
             "system_config": self.system_config,
@@ -68,7 +68,7 @@ class Board:
 
     @property
     def sources(self) -> dict[str, str]:
-        """Name of a value -> address of the document that states it."""
+        """Address of the document that states each value: ``{"macs": "https://..."}``."""
         names = ("macs", "system_config", "memory_mode", "sram", "flash")
         figures = {name: getattr(self, name) for name in names}
         return {name: figure.source for name, figure in figures.items() if figure is not None}
@@ -135,7 +135,7 @@ def _family_recipes(board: Board) -> str:
 
 
 def _find_boards_sharing_words(normal: str) -> list[str]:
-    """The boards that share the most words (at least two) with a name, as "alif-e7-hp" with "alif-ensemble-e7"."""
+    """Return the boards that share the most words (at least two) with a name: "alif-e7-hp" for "alif-ensemble-e7"."""
     words = set(normal.split("-"))
     shared = {known: len(words & set(known.split("-"))) for known in BOARDS}
     most = max(shared.values())
@@ -334,5 +334,5 @@ _OTHERS = (
     ),
 )
 
-#: Name -> board, in the order of the listing.
+#: Boards by name, in the order in which ``arm-recipes boards`` lists them.
 BOARDS: dict[str, Board] = {board.name: board for board in (*_CORSTONE, *_ALIF, *_OTHERS)}

@@ -144,7 +144,7 @@ def recipe_processor(recipe: str, values: Options) -> Processor | None:
 
     Args:
         recipe: name of the recipe.
-        values: checked options of the recipe.
+        values: validated options of the recipe, with defaults.
 
     Raises:
         ValueError: there is no such processor, or it does not have the instruction set.
@@ -165,7 +165,7 @@ _INT_PROFILE = "TOSA-1.0+INT+int16"
 # VGF targets also run the operators that stay in floating point after quantization.
 _INT_AND_FP_PROFILE = "TOSA-1.0+INT+FP+int16"
 
-#: Recipe name -> function that builds the compile spec from the option values. The keys are the supported recipes.
+#: Function that builds the compile spec of each recipe from the option values. The keys are the supported recipes.
 SPEC_BUILDERS: dict[str, Callable[[Options], ArmCompileSpec]] = {
     "ETHOSU_U55_INT8": _build_u55_spec,
     "ETHOSU_U65_INT8": _build_u65_spec,

@@ -15,7 +15,7 @@ def check(recipe: str, user_options: Mapping[str, Any]) -> None:
     """Check ``input_dtype="uint8"``, which implies ``quantized_io=True``, against the recipe and the other options.
 
     Raises:
-        ValueError: the recipe quantizes inputs to int16, or the caller excludes integer inputs.
+        ValueError: the recipe quantizes inputs to int16, or the user passed ``quantized_io=False``.
     """
     if recipe.rsplit("_", 1)[1] == "A16W8":
         raise ValueError(

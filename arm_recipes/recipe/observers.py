@@ -47,7 +47,7 @@ class EntropyObserver(ActivationObserver):
         return low, high
 
 
-#: Value of the option ``observer`` -> observer class. The first is the default.
+#: Observer class of each value of the option ``observer``. The first value is the default.
 OBSERVERS: dict[str, type[RangeObserver]] = {
     "mse": ActivationObserver,
     "minmax": MinMaxObserver,

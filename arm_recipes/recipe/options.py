@@ -21,7 +21,8 @@ class Option:
     Attributes:
         name: the keyword.
         group: recipes that take the option: "all", "int" (quantizing recipes), "tosa" (TOSA and VGF recipes),
-            "tosa-fp", "ethos-u", "ethos-u85", "cortex-m" or "cortex-m-cpu" (Cortex-M and Ethos-U recipes).
+            "tosa-fp" (``TOSA_FP``), "ethos-u", "ethos-u85", "cortex-m", or "cortex-m-cpu" (Cortex-M and Ethos-U
+            recipes, whose Cortex-M runs int8 kernels).
         expects: the accepted values in words, for error messages.
         find_problem: returns the problem of a value, for the end of the message "got VALUE: PROBLEM"; None for a valid
             value.
@@ -201,7 +202,7 @@ def _external_problem(value: Any) -> str | None:
 
 
 def resolve_external(value: Any) -> tuple[str, ...]:
-    """Return the names of the blocks that the option value ``external=value`` selects; none for None."""
+    """Return the names of the blocks that ``external=value`` selects; an empty tuple for None or False."""
     if isinstance(value, bool) or value is None:
         return EXTERNAL_BLOCKS if value else ()
     return tuple(name for name in EXTERNAL_BLOCKS if name in value)
@@ -257,8 +258,9 @@ _NOT_ON_CORTEX_M = ("attention_scales", "int16_angles", "int16_coordinates", "in
 #: Element types of OCP MX blocks of 32 channels, see ``arm_backend_core.ops.block_scaled``.
 MX_FORMATS = ("fp8e4m3", "fp8e5m2", "fp6e2m3", "fp6e3m2", "fp4e2m1")
 
-#: Optimization goals of Ethos-U programs: Vela's goals "performance" (fewest cycles) and "size" (least SRAM); "ram"
-#: searches the program with the least RAM; "auto" takes the better of performance program and size program.
+#: Optimization goals of Ethos-U programs. "performance" (fewest cycles) and "size" (least SRAM) are Vela's goals. "ram"
+#: searches for the program with the least RAM. "auto" compiles for performance and for size, and takes the better
+#: program (``arm_backend_core.alternatives.size_or_speed``).
 GOALS = ("auto", "performance", "size", "ram")
 
 #: Blocks of Ethos-U delegates that the option ``external`` moves to a data file (``.ptd``).
@@ -311,7 +313,7 @@ OPTIONS: dict[str, Option] = {
 }
 
 
-#: Old name of an option, from before the first release -> current name, for error messages.
+#: Current names of options that were renamed before the first release, by old name; for error messages.
 OLD_OPTION_NAMES = {
     "calibration": "calibration_samples",
     "improve": "algorithms",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _QUANTIZED_PRECISIONS = ("A16W8", "INT8", "A8W4")
 _PER_TENSOR_SUFFIX = "_PER_TENSOR"
-#: The module stays in floating point, between quantized modules.
+#: Precision of a module that stays in floating point, between quantized modules.
 FLOAT = "FP"
 #: All precisions: by decreasing number of bits, per-channel weight scales before per-tensor ones.
 PRECISION_NAMES = (FLOAT, *(name + end for name in _QUANTIZED_PRECISIONS for end in ("", _PER_TENSOR_SUFFIX)))
@@ -100,7 +100,7 @@ def configure_quantizer(quantizer: ArmQuantizer, default: str, precisions: Mappi
     Args:
         quantizer: the quantizer, which is modified.
         default: the default precision. An entry of ``precisions`` for the module "" overrides it.
-        precisions: module path -> precision.
+        precisions: precision of each module path: ``{"encoder.0": "A16W8"}``.
         observer: observer class of int8 activations.
     """
     quantizer.set_global(quantization_config(precisions.get("", default), observer))

@@ -1,4 +1,7 @@
-"""Protocols of the comparisons on the HTML page. This package must not import ``arm_recipes.comparison``."""
+"""Protocols of the comparison results that the HTML page shows.
+
+They stand for the classes of ``arm_recipes.comparison``, which ``arm_recipes.report`` must not import.
+"""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class ExportContext:
 
 
 def describe_models(models: Mapping[str, nn.Module | ExportedProgram]) -> str:
-    """Return the names of the models' classes; ``models``: method -> model."""
+    """Return the names of the models' classes. ``models`` has the model of each method."""
     return ", ".join(filter(None, dict.fromkeys(map(_model_name, models.values()))))
 
 

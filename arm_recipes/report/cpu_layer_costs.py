@@ -34,9 +34,8 @@ def estimate_cpu_layers(
 ) -> tuple[LayerCost, ...]:
     """Estimate the cost of each layer on the CPU, in program order.
 
-    The operators of a source line in a module are one layer. The transposes of the line form a separate layer. Its
-    quantize and dequantize operators form another layer. The share is the fraction of the CPU's cycles. Operators with
-    an estimate of 0 cycles are omitted.
+    A source line of a module has up to three layers: its transposes, its quantize and dequantize operators, and its
+    other operators. ``share`` is the fraction of the CPU's cycles. Operators with an estimate of 0 cycles are omitted.
 
     Args:
         method: name of the method.
@@ -89,7 +88,7 @@ def _estimate(method: str, module: torch.fx.GraphModule, processor: Processor) -
         )
 
 
-#: Kind of an inserted operation -> its reason.
+#: Reasons of the kinds of layers other than "layer".
 _REASONS = {
     "transpose": "the model's own transpose, or the kernels use another dimension order",
     "boundary": "float inputs or outputs of kernels",
@@ -97,7 +96,7 @@ _REASONS = {
 
 
 def _operator(name: list[str]) -> str:
-    """Operator of a name such as ``cortex_m.transpose.default``."""
+    """Return the operator without namespace and overload: "transpose" for ["cortex_m", "transpose", "default"]."""
     return name[1] if len(name) > 1 else name[0]
 
 

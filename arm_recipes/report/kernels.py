@@ -58,7 +58,7 @@ def is_kernel_call(node: torch.fx.Node) -> bool:
     return kernel is not None and kernel.name not in QUANTIZE_OPERATORS
 
 
-def is_integer_movement(node: torch.fx.Node) -> bool:
+def is_int8_data_movement(node: torch.fx.Node) -> bool:
     """Whether an operator outside the int8 kernels moves int8 values: its result and first operand are int8."""
     import torch
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from arm_recipes.report.kernels import KernelCall, is_integer_movement, is_kernel_call, list_kernel_calls
+from arm_recipes.report.kernels import KernelCall, is_int8_data_movement, is_kernel_call, list_kernel_calls
 from arm_recipes.report.record import CONVERSION_REMEDIES, Quantization
 from arm_recipes.stages.edge.cpu_operators import CpuOperator, group_operators
 
@@ -57,7 +57,7 @@ def collect_lowered_parts(
         name = operator_name(node)
         if node.op != "call_function" or name.split(".")[-1] in _NOT_OPERATORS or is_kernel_call(node):
             continue
-        if kernels and is_integer_movement(node):
+        if kernels and is_int8_data_movement(node):
             data_movement[name] += 1
         elif any(part in CONVERSION_REMEDIES for part in name.split(".")):
             boundary[name] += 1

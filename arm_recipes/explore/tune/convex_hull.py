@@ -1,8 +1,8 @@
 """Lower convex hull of noise over cost: a path of precision plans with increasing cost (Lagrangian relaxation).
 
-The noise powers of regions approximately add up, because they are small and uncorrelated. Costs approximately add up,
-too. In a plan on the hull, all regions share one Lagrange multiplier. Each region has the precision that minimizes
-multiplier * noise + cost.
+The noise of a plan is approximately the sum of the noise powers of its regions, because these are small and
+uncorrelated. The cost is approximately a sum over the regions, too. A plan on the hull therefore belongs to one
+Lagrange multiplier: each region has the precision that minimizes multiplier * noise + cost.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class PrecisionChoice:
 
     Attributes:
         precision: name of the precision.
-        noise: power of the noise at the output that the region causes, relative to the signal.
-        extra_cost: cost minus the cost of the recipe's own precision.
+        noise: power of the noise that the region causes at the model's output, relative to the power of the signal.
+        extra_cost: cost of the program if the region has this precision, minus its cost with the recipe's precision.
     """
 
     precision: str
@@ -36,7 +36,8 @@ class PrecisionStep:
     Attributes:
         region: the region.
         choice: the new precision.
-        noise_reduction, extra_cost: differences to the previous precision of the region.
+        noise_reduction: noise with the region's previous precision minus noise with the new one.
+        extra_cost: cost with the new precision minus cost with the previous one.
     """
 
     region: Region
@@ -82,7 +83,7 @@ def hull_steps(
     ]
     rated_steps.sort(
         key=lambda item: -item[0]
-    )  # stable, so steps of one region stay in order: on a hull, their rates decrease
+    )  # steps of one region stay in order: their rates decrease along the hull, and the sort is stable
     return {region: hull[0] for region, hull in hulls.items()}, [step for _, step in rated_steps]
 
 
@@ -110,7 +111,7 @@ def select_affordable(steps: Sequence[PrecisionStep], budget: float, fraction: f
 def cumulative_plans(
     base: Mapping[str, str], start: Mapping[Region, PrecisionChoice], steps: Sequence[PrecisionStep]
 ) -> list[PrecisionPlan]:
-    """Return the cheapest plan and the plan after each step."""
+    """Return the plans along the path: the cheapest plan, then one plan for each step, with all earlier steps."""
     plan = dict(base)
     for region, choice in start.items():
         plan = with_region_precision(plan, region, choice.precision)

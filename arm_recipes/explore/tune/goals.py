@@ -11,7 +11,7 @@ from arm_recipes._internal.rendering import format_bytes
 from arm_recipes.explore.tune.cost import COST_KINDS, ProgramCost
 from arm_recipes.recipe import options
 
-#: Default cost limit, relative to the recipe's own program.
+#: Default budget: the cycles of the recipe's own program (or its traffic) times this factor.
 _DEFAULT_LIMIT_FACTOR = 1.1
 
 
@@ -94,11 +94,12 @@ def make_goal(
     Args:
         budget, min_metric, max_drop: as for ``tune``.
         base: cost of the recipe's own program.
-        float_metric: metric of the floating-point model; None for the SQNR.
+        float_metric: value of the metric for the floating-point model; None if the metric is the SQNR.
         metric: name of the metric.
 
     Raises:
-        ValueError: the target has no such cost, or ``max_drop`` is given without a metric.
+        ValueError: ``budget`` has a kind of cost that is unknown for the target, or ``max_drop`` is given without a
+            metric.
     """
     limits_by_kind = budget
     if limits_by_kind is None:

@@ -180,7 +180,10 @@ class PlanEvaluator:
         return self._last_quantized[1]
 
     def _evaluation_recipe(self, plan: PrecisionPlan) -> ExportRecipe:
-        """Return the recipe of a plan, without calibration samples: ``QuantizedProgram`` gets those of the split."""
+        """Return the recipe of a plan, without calibration samples.
+
+        ``QuantizedProgram`` gets the calibration samples of ``split`` as an argument.
+        """
         recipe: ExportRecipe = self.recipe.with_options(
             precisions=minimal_settings(plan, self.default_precision),
             calibration_samples=None,
@@ -191,8 +194,8 @@ class PlanEvaluator:
     def _store_key(self, plan: Mapping[str, str], samples_digest: str = "") -> str:
         """Return the key of a plan's evaluation result on the samples with this digest.
 
-        Without a digest, return the key of the plan's cost in ``_costs``. Vela's estimates have another key in the
-        store (``cache_key``), which ``sweep`` uses, too.
+        Without a digest, return the key of the plan in ``_costs``. The store has Vela's estimates under other keys
+        (``cache_key``), so that ``sweep`` finds them, too.
         """
         text = json.dumps([self._content_hash, samples_digest, sorted(plan.items())])
         return hashlib.sha256(text.encode()).hexdigest()

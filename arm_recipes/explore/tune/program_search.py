@@ -10,11 +10,11 @@ from arm_recipes.explore.tune import convex_hull, goals
 from arm_recipes.explore.tune.candidate import Candidate, CandidatePool
 from arm_recipes.explore.tune.regions import PrecisionPlan, Region, with_region_precision
 
-#: Maximum number of evenly spaced programs along the path.
+#: Maximum number of programs along the path whose costs are evenly spaced.
 _MAX_SPREAD_PROGRAMS = 8
 #: Maximum number of programs in the bisection around the goal.
 _MAX_BISECTION_PROGRAMS = 6
-#: Maximum number of programs that use up the rest of the budget.
+#: Maximum number of programs that ``_fill_budget`` compiles.
 _MAX_FILL_PROGRAMS = 8
 
 
@@ -48,9 +48,10 @@ class ProgramSearch:
         """Compile four groups of programs.
 
         - Programs with one precision for all modules.
-        - Programs that are evenly spaced along the path.
-        - Programs of a bisection, between the last evenly spaced program before the goal and the first one past it.
-        - Programs with further steps that use up the budget, if the goal has only limits.
+        - Programs along the path whose costs are evenly spaced.
+        - Programs of a bisection. It searches for the first step of the path with which the required accuracy is
+          reached; if the goal has only limits, for the first step that exceeds one.
+        - If the goal has only limits: programs with further steps that use up the budget.
 
         Args:
             start: cheapest choice of each region.
@@ -88,7 +89,11 @@ class ProgramSearch:
         return not self._goal.is_within_limits(candidate.cost)
 
     def _bracket(self, candidates: Mapping[int, Candidate | None]) -> tuple[int | None, int | None]:
-        """Return the index of the last program before the goal, and of the first past it; None if there is none."""
+        """Return the indices between which the bisection searches; None if there is no such program.
+
+        The lower index is of the last program that is not past the goal (``_is_past_goal``), the upper index of the
+        first program that is.
+        """
         evaluated = {i: candidate for i, candidate in candidates.items() if candidate is not None}
         high = next((i for i, candidate in evaluated.items() if self._is_past_goal(candidate)), None)
         low = max((i for i in evaluated if high is None or i < high), default=None)
@@ -98,8 +103,8 @@ class ProgramSearch:
         """Add further steps until the budget is used up or ``_MAX_FILL_PROGRAMS`` programs were compiled.
 
         Each iteration adds a fraction of the affordable steps. The fraction doubles if the new program is better, and
-        halves otherwise. The cost of a step includes border casts, which vanish between two changed regions. Several
-        steps together therefore cost less than the sum of their costs.
+        halves otherwise. The cost of a step includes casts at the region's borders. Two adjacent regions with the same
+        precision need no cast between them, so several steps together cost less than the sum of their costs.
         """
         current, remaining, fraction = self._pool.find(plan), list(steps), 0.5
         limit = next((x.maximum for x in self._goal.limits if x.kind == self._cost_kind), math.inf)
@@ -124,7 +129,12 @@ class ProgramSearch:
                 remaining = remaining if len(selected) > 1 else [step for step in remaining if step is not selected[0]]
 
     def select_best(self) -> Candidate:
-        """Select the best candidate that reaches the goal on the search samples, or else the closest candidate."""
+        """Select the best candidate by its accuracy on the search samples.
+
+        - With a required accuracy: the cheapest candidate that reaches it within the limits.
+        - Otherwise, or if there is none: the most accurate candidate within the limits.
+        - If no candidate is within the limits: the candidate with the lowest cost of the first limit's kind.
+        """
         candidates = self._pool.candidates
         affordable = [c for c in candidates if self._goal.is_within_limits(c.cost)]
         accurate = [c for c in affordable if self._goal.is_accurate_enough(c.search_accuracy)]

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from executorch.export import ExportRecipe
     from torch.export import ExportedProgram
 
-#: Precision by module, for every module with quantized inputs.
+#: Precision of every module with quantized inputs, by module name: ``{"encoder.0": "INT8", "head": "A16W8"}``.
 PrecisionPlan = dict[str, str]
 
 
@@ -32,7 +32,8 @@ class Region:
 def quantized_modules(program: ExportedProgram, recipe: ExportRecipe) -> tuple[str, ...]:
     """List the modules with operators that read quantized tensors, in execution order; "" is the top-level model.
 
-    Operators whose result keeps the quantization of the input (``AnnotationKind.SHARED``) do not count.
+    A module is omitted if all its quantized operators, such as reshapes, give their results the quantization parameters
+    of the input (``AnnotationKind.SHARED``).
     """
     from arm_backend_core.nodes import modules_of
     from arm_backend_core.ops.catalog import find_record
@@ -75,9 +76,9 @@ def build_region_tree(modules: Iterable[str], name: str = "") -> Region:
 def subdivide_by_noise(
     whole: Region, noise_of: Callable[[Region], float], *, share: float, max_regions: int
 ) -> dict[Region, float]:
-    """Divide a region into its parts, and divide these until each causes at most ``share`` of the total noise.
+    """Divide a region into its parts, and divide parts further until each causes at most ``share`` of the total noise.
 
-    A part without parts of its own is not divided further.
+    Regions of a single module are not divided.
 
     Args:
         whole: region of all modules.
@@ -106,13 +107,13 @@ def with_region_precision(plan: Mapping[str, str], region: Region, precision: st
 
 
 def minimal_settings(plan: Mapping[str, str], default_precision: str) -> PrecisionPlan:
-    """Return few settings that give every module its precision.
+    """Return a value of the option ``precisions``, with few entries, that gives every module its precision.
 
-    A setting also applies to the submodules without a setting of their own.
+    An entry also applies to submodules that have no entry.
 
     Args:
         plan: precision by module.
-        default_precision: precision of modules without a setting.
+        default_precision: precision of modules to which no entry applies.
     """
     most_common = max(dict.fromkeys(plan.values()), key=list(plan.values()).count)
     settings: PrecisionPlan = {} if most_common == default_precision else {"": most_common}

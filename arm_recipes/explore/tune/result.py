@@ -26,10 +26,10 @@ class TunedRegion:
         modules: modules with quantized inputs.
         precision: chosen precision.
         share: the region's share of the total noise of all regions, at the recipe's own precision.
-        extra_costs: precision -> its extra cost over the recipe's own precision: cycles, or bytes of traffic or flash.
-            It is measured with all other regions at the recipe's own precision. For a region with a large share of the
-            noise, it is also measured with all other regions at the most accurate precision, and the smaller value
-            counts. Precisions that were not measured are missing.
+        extra_costs: cost of each other precision minus cost of the recipe's own precision, in cycles or in bytes of
+            traffic or flash: ``{"A16W8": 5120}``. It is measured with all other regions at the recipe's own precision.
+            If the region's share of the noise is large, it is also measured with all other regions at the most accurate
+            precision, and the smaller value is given. Precisions that were not measured are missing.
     """
 
     module: str
@@ -54,8 +54,8 @@ class Tuned(Renderable):
         metric: name of the accuracy metric.
         goal: goal of the search.
         reached: whether the chosen program reaches the goal on the test samples, by ``verified`` if it is not None.
-        samples: number of samples by part: "calibration", "search" and "test". A note says if the search samples are
-            also the test samples.
+        samples: number of samples of each part: ``{"calibration": 8, "search": 4, "test": 4}``. A note says if the
+            search samples are also the test samples.
         notes: notes for the user, one sentence each.
     """
 

@@ -16,11 +16,11 @@ from arm_recipes.explore.tune.regions import (
 )
 from arm_recipes.recipe.precisions import PRECISION_NAMES
 
-#: A region with more than this share of the noise is divided.
+#: A region that causes more than this share of the total noise is noisy: it is divided, or measured a second time.
 _MAX_NOISE_SHARE = 0.02
 #: Maximum number of regions after all divisions.
 _MAX_REGIONS = 48
-#: Improvements of less than this share of the noise are ignored.
+#: The cost of a higher precision is measured only if it removes more than this share of the total noise.
 _NEGLIGIBLE_NOISE_SHARE = 0.002
 
 #: A region, and the name of a precision for it.
@@ -82,10 +82,11 @@ class SensitivityAnalysis:
         return list(regions), noise_of_option
 
     def measure_costs(self, noise_of_option: Mapping[RegionOption, float]) -> dict[RegionOption, float]:
-        """Measure the extra cost of each precision of a region over the recipe's own precision.
+        """Measure the extra cost of each region at each precision: cost minus cost at the recipe's own precision.
 
-        A precision is skipped if it is higher than the recipe's own but does not lower the noise. It is also skipped if
-        the program cannot be compiled with it, or if it leaves more operators on the CPU.
+        A precision is skipped if it is higher than the recipe's own but hardly lowers the noise
+        (``_NEGLIGIBLE_NOISE_SHARE``). It is also skipped if the program cannot be compiled with it, or if it leaves
+        more operators on the CPU.
         """
         total = sum(noise for (_, name), noise in noise_of_option.items() if name == self._base_precision)
         costs = {
@@ -111,10 +112,10 @@ class SensitivityAnalysis:
     def measure_costs_with_others_at_highest(
         self, measured_options: Iterable[RegionOption], noise_of_option: Mapping[RegionOption, float]
     ) -> dict[RegionOption, float]:
-        """Measure the extra cost of precisions of noisy regions, with all other regions at the most accurate precision.
+        """Measure the extra costs of noisy regions again, with all other regions at the most accurate precision.
 
-        The cost with all other regions in int8 may be misleading: an int16 linear layer after an int8 function costs an
-        additional cast, and gains no accuracy.
+        The costs from ``measure_costs`` may be too high: an int16 linear layer among int8 layers needs casts, which it
+        does not need among int16 layers.
         """
         total = sum(noise for (_, name), noise in noise_of_option.items() if name == self._base_precision)
         options = [

@@ -6,10 +6,10 @@
 2. Measure the cost of each region at each other precision: compile a program that has all other regions at the
    recipe's precision. This cost includes casts at the region's borders. For noisy regions, measure it also with all
    other regions at the most accurate precision.
-3. Compute the lower convex hull of noise over cost (``convex_hull``) with the first costs of step 2. If some of the
-   second costs are lower, compute another hull with the lower of both costs. Compile whole programs along each hull,
-   then bisect around the goal, then add steps that still fit the budget. Border casts make the costs of regions
-   inexact, so only measured whole programs decide.
+3. Compute the lower convex hull of noise over cost (``convex_hull``) with the costs that were measured at the recipe's
+   precision. If some costs at the most accurate precision are lower, compute another hull with the lower of both costs.
+   Compile whole programs along each hull, then bisect around the goal, then add steps that still fit the budget. Casts
+   at borders make the costs of regions inexact, so the search compares whole programs by their own accuracy and cost.
 4. Export and execute the chosen program.
 """
 
@@ -70,15 +70,15 @@ def tune(
         model: as for ``export``, with one method.
         recipe: a quantizing recipe of this package. Its precision is the starting point.
         samples: as for ``export``. Every second sample calibrates, so at least two are needed. If the recipe has the
-            option ``calibration_samples``, none of them calibrates. The others are alternately search and test samples.
-            Reported accuracies are measured on the test samples. A sample may have extra elements after the inputs,
-            such as labels. The metric receives the whole sample.
+            option ``calibration_samples``, none of ``samples`` calibrates. The samples that do not calibrate are
+            alternately search and test samples. Reported accuracies are measured on the test samples. A sample may have
+            extra elements after the inputs, such as labels. The metric receives the whole sample.
         metric: ``metric(outputs, sample)`` returns a number, higher is better; its mean is the accuracy. By default
             the accuracy is the SQNR of the outputs against the floating-point model, in dB.
         budget: upper limits by kind of cost: ``cycles`` and ``sram`` (Ethos-U and Cortex-M), ``flash`` and ``traffic``.
             A float is a factor of the cost of the recipe's own program, as in ``{"cycles": 1.1}``. An int (cycles or
-            bytes) or a text such as "512KiB" is absolute. Without any goal, the default is 1.1 times the cycles, or the
-            traffic on targets without estimated cycles.
+            bytes) or a text such as "512KiB" is absolute. Without any goal, the limit is 1.1 times the cycles of the
+            recipe's own program (on targets without estimated cycles: 1.1 times its traffic).
         min_metric: required accuracy. The search looks for the cheapest program that reaches it.
         max_drop: largest accepted drop of the accuracy below the floating-point model. It needs ``metric``.
         candidate_precisions: precisions to choose from, of ``arm_recipes.recipe.precisions.PRECISION_NAMES``. The

@@ -57,7 +57,8 @@ class NotCacheable(Exception):
 class Digest:
     """Digest of a sequence of objects.
 
-    A reference to an enclosing object is hashed as the number of nesting levels up to that object.
+    Objects may contain references to themselves. A reference to an enclosing object is hashed as the number of nesting
+    levels up to that object.
     """
 
     def __init__(self) -> None:

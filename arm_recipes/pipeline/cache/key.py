@@ -29,17 +29,17 @@ from arm_recipes.samples.calibration import Calibration
 from arm_recipes.samples.call_inputs import Inputs, InputSignature
 from arm_recipes.samples.export_arguments import Examples, Model
 
-#: Metadata of a node that affects the program or its report.
+#: Keys of ``node.meta`` whose values affect the program or its report.
 _HASHED_META_KEYS = ("val", "stack_trace", "custom")
 #: Environment variables that affect an export: strict checks of the compiler, and the path of the VGF model converter.
 _ENVIRONMENT_VARIABLES = ("ARM_BACKEND_CORE_STRICT", "MODEL_CONVERTER_PATH", "MODEL_CONVERTER_LIB_DIR")
 
 
 class DigestedCalibration(Calibration):
-    """Calibration data that records a digest of the samples at each complete iteration.
+    """Calibration data that records a digest of its samples each time they are read completely.
 
     Attributes:
-        digests: the digests of all complete iterations; several if the samples differ each time.
+        digests: the recorded digests, each once. There are several if the samples differ each time they are read.
     """
 
     def __init__(self, source: Calibration) -> None:
@@ -71,9 +71,9 @@ def compute_cache_key(
 
     Args:
         recipe: the recipe.
-        models: method -> model.
-        programs: method -> captured model.
-        examples: method -> samples.
+        models: model of each method.
+        programs: captured model of each method.
+        examples: samples of each method.
         extra: other arguments that affect the program or its report.
 
     Raises:
@@ -96,7 +96,10 @@ def compute_cache_key(
 
 
 def toolchain() -> dict[str, Any]:
-    """Everything else that affects the program or its report: sources, tools, platform, environment variables."""
+    """Return what affects every program and report besides model, samples and recipe.
+
+    That is the sources of this package, the versions of tools, the platform, and environment variables.
+    """
     variables = {name: os.environ.get(name) for name in _ENVIRONMENT_VARIABLES}
     converter = Path(variables["MODEL_CONVERTER_PATH"] or "")
     converter_stamp = (converter.stat().st_mtime_ns, converter.stat().st_size) if converter.is_file() else None
@@ -143,10 +146,9 @@ def _add_recipe(digest: Digest, recipe: ArmRecipe) -> None:
 
 
 def _normalize_config(config: ExecutorchBackendConfig) -> ExecutorchBackendConfig:
-    """Copy a configuration, with its memory planning pass in the state that an export gives to the pass.
+    """Copy a configuration, and set the field of its memory planning pass that ExecuTorch sets during an export.
 
-    During an export, ExecuTorch sets a field of the pass. All exports of a process share the pass object, so without
-    this copy, the cache key would depend on earlier exports.
+    All exports of a process share the pass object. Without this copy, the cache key would depend on earlier exports.
     """
     config, name = copy.copy(config), "enable_non_cpu_memory_planning"
     if hasattr(config.memory_planning_pass, name):
@@ -167,7 +169,7 @@ def _module_identities(models: Mapping[str, Model]) -> list[tuple[str, str, int]
 
 
 def _add_program(digest: Digest, program: ExportedProgram, tensor_numbers: dict[Any, int]) -> None:
-    """Add a program. ``tensor_numbers`` numbers the tensors of all programs by identity."""
+    """Add a program, and its tensors to ``tensor_numbers``: the number of each tensor of all programs, by identity."""
     _add_graph(digest, program.graph_module)
     signature = program.graph_signature
     digest.add([(spec.kind, type(spec.arg), vars(spec.arg), spec.target) for spec in signature.input_specs])

@@ -118,7 +118,7 @@ class ExportCacheLookup:
     def store(self, result: Artifact, warnings: Sequence[str]) -> None:
         """Store an export and add the notes to its report.
 
-        An export is not stored if it cannot be cached, or if calibration read other samples than those in the key.
+        An export is not stored if it cannot be cached, or if calibration did not read the samples that are in the key.
         """
         if self._digested_calibration is not None and self._digested_calibration.digests != self._key_sample_digests:
             self._key = None
