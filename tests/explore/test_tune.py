@@ -239,6 +239,7 @@ def test_choice_between_per_channel_and_per_tensor_scales(folder: Path) -> None:
         ({"budget": {"cycles": "many"}}, "budget: cycles must be an int"),
         ({"budget": {"flash": "many"}}, "budget: flash must be bytes"),
         ({"budget": {"cycles": -1.0}}, "budget: cycles must be positive"),
+        ({"budget": {"flash": float("inf")}}, "budget: flash must be positive and finite, not inf"),
         ({"budget": {}}, "budget: {} is not a dict of limits"),
         ({"min_metric": "30"}, "min_metric: '30' is not a finite number"),
         ({"min_metric": float("nan")}, "min_metric: nan is not a finite number"),

@@ -125,8 +125,8 @@ def make_goal(
 def _absolute_limit(name: str, value: Any, base: float | None) -> float:
     """Convert a limit to cycles or bytes. A float is a factor of the cost ``base``; an int or a text is absolute."""
     if isinstance(value, float):
-        if not value > 0:
-            raise ValueError(f"budget: {name} must be positive, not {value!r}")
+        if not 0 < value < math.inf:
+            raise ValueError(f"budget: {name} must be positive and finite, not {value!r}")
         return value * (base or 0)
     if name == "cycles":
         if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
