@@ -83,7 +83,7 @@ def _read_named_data(view: memoryview, base: int) -> dict[str, memoryview]:
 
 
 def external_data_keys(program: PteProgram) -> list[str]:
-    """Keys of the data that the Ethos-U delegates of a program need and that are not in the program itself."""
+    """Keys of the data that the Ethos-U delegates of a program need, but that the program itself does not contain."""
     delegates = (delegate for method in program.methods.values() for delegate in method.delegates)
     keys = (key for each in delegates if each.backend == "EthosUBackend" for key in external_keys(each.data))
     return [key for key in dict.fromkeys(keys) if key not in program.named_data]

@@ -19,7 +19,7 @@ from arm_recipes.runtime.ethosu_blocks import (
     BlockName,
     NamedDataLookup,
     damage_error,
-    look_up_block,
+    look_up_external_data,
     read_blocks,
 )
 from arm_recipes.runtime.ethosu_command_header import StreamHeader, read_stream_header
@@ -39,7 +39,8 @@ class EthosUTensor:
     """The location of an input or output tensor in the NPU's memory regions.
 
     Attributes:
-        shape: six dimensions. Vela merges and splits dimensions, so only their product matches the program.
+        shape: six dimensions. Vela merges and splits dimensions, so only the number of elements equals that of the
+            tensor in the program.
         element_size: bytes of an element.
         offset: bytes from the start of the region; -1 if the tensor is not in memory.
         region: index of the memory region.
@@ -163,7 +164,7 @@ def _resolve(block: Block, find_named_data: NamedDataLookup | None) -> Block:
     """Replace the key in an external block by the data of this key, or by empty data if ``find_named_data`` is None."""
     if not block.external:
         return block
-    data = b"" if find_named_data is None else look_up_block(block.key, find_named_data)
+    data = b"" if find_named_data is None else look_up_external_data(block.key, find_named_data)
     return replace(block, data=memoryview(data), offset=0)
 
 

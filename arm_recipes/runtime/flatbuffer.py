@@ -50,7 +50,10 @@ class Flatbuffer:
             raise FlatbufferError(f"bytes {at:,} to {at + count:,} are needed, the file has {len(self.data):,}")
 
     def count_read_bytes(self, count: int) -> None:
-        """Count ``count`` bytes as read. Repeated references to the same data count each time, which bounds their work.
+        """Count ``count`` bytes as read.
+
+        If several references have the same target, its bytes are counted for each. This bounds the work that a damaged
+        file can cause.
 
         Raises:
             FlatbufferError: all reads together exceed the size of the file.
@@ -61,7 +64,7 @@ class Flatbuffer:
 
 
 class Table:
-    """A table. Fields are numbered in the order of the schema. A union has two numbers, for its type and its value."""
+    """A table. Fields are numbered in the order of the schema. A union is two fields: its type and its value."""
 
     __slots__ = ("_at", "_buffer", "_vtable", "_vtable_bytes")
 

@@ -15,7 +15,7 @@ from arm_recipes.runtime.ethosu_blocks import (
     NAMED_DATA_KEY_SIZE,
     NamedDataLookup,
     inline_external_blocks,
-    look_up_block,
+    look_up_external_data,
 )
 
 #: Prefixes of the keys of weights and of command streams. The data's SHA-256 follows; the key is cut to
@@ -69,4 +69,4 @@ def _iter_parts(payload: memoryview, find_named_data: NamedDataLookup) -> Iterat
         if at > len(payload):
             raise PayloadError(f"damaged: a part of a payload has {length} bytes, {len(payload) - start} are left")
         part = payload[start:at]
-        yield look_up_block(bytes(part).decode(errors="replace"), find_named_data) if is_key else part
+        yield look_up_external_data(bytes(part).decode(errors="replace"), find_named_data) if is_key else part
