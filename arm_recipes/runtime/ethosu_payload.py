@@ -39,7 +39,7 @@ class EthosUTensor:
     """The location of an input or output tensor in the NPU's memory regions.
 
     Attributes:
-        shape: six dimensions. Vela merges and splits dimensions, so only the number of elements equals that of the
+        shape: six dimensions. Vela merges and splits dimensions, so only the number of elements matches the
             tensor in the program.
         element_size: bytes of an element.
         offset: bytes from the start of the region; -1 if the tensor is not in memory.

@@ -10,7 +10,8 @@ import struct
 from collections.abc import Sequence
 
 _U16, _U32, _I32, _F64 = (struct.Struct(f"<{kind}") for kind in "HIid")
-#: Bytes that ``count_read_bytes`` counts for a table: about the size of a small table and a reference to it.
+#: Number of bytes that ``count_read_bytes`` counts for each table that is read: about the size of a small table and a
+#: reference to it.
 _TABLE_BYTES = 16
 
 
@@ -123,7 +124,7 @@ class Table:
         return tuple(_read_text(self._buffer, start + _U32.size * index) for index in range(count))
 
     def field_position(self, field: int) -> int | None:
-        """Byte position of the field itself, which is a number or a reference; None if absent."""
+        """Byte position of the number or reference that a field holds; None if the field is absent."""
         return self._find_field(field)
 
     def tables(self, field: int) -> Tables:

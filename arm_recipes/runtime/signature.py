@@ -22,7 +22,8 @@ METADATA_KEY = "arm_recipes"
 #: placeholder in place of the CRC-32.
 _CHECKSUM_PREFIX, _CHECKSUM_PLACEHOLDER = b'{"crc32": "', "00000000"
 _CHECKSUM_PATTERN = re.compile(re.escape(_CHECKSUM_PREFIX) + rb'([0-9a-f]{8})", "methods": ')
-#: Suffixes of the constant methods by which ``stages.edge.edge_manager_passes`` publishes quantization parameters.
+#: Suffixes of the names of constant methods. ``stages.edge.edge_manager_passes`` adds such a method for each
+#: quantization parameter of an input or output.
 _QUANTIZATION_SUFFIXES = ("scale", "zp", "quant_min", "quant_max", "dtype")
 
 
