@@ -53,7 +53,8 @@ class MethodComparison:
         cpu_cycles, npu_cycles: measured cycles; None if they were not counted.
         estimated_npu_cycles: Vela's total cycles of the method's delegates; None if unknown.
         counters: {name: median} of ``Measurement.counters``.
-        layers: (module, source line, estimated cycles, measured cycles) of each measured layer, the costliest first.
+        layers: (module, source line, estimated cycles, measured cycles) of each measured layer, sorted by measured
+            cycles, the most first.
     """
 
     method: str
@@ -95,7 +96,7 @@ class MeasuredReport(Renderable):
                 yield f"Measured layers{suffix}: {len(rows)} of {len(method.layers)}", rows
 
     def to_dict(self) -> dict[str, Any]:
-        """The measurements, ready for JSON."""
+        """The measurements and estimates, ready for JSON."""
         return {"methods": [to_jsonable(method) for method in self.methods]}
 
 

@@ -214,9 +214,9 @@ class DelegateProfile:
     def _find_operations(self) -> Iterator[NpuOperation]:
         """Assign TOSA operators to each NPU operation.
 
-        "Named" TOSA operators are those that Vela's estimates refer to. An NPU operation gets its named operators, the
-        unnamed producers of their operands, and the unnamed operators between the named ones and the operation's
-        results. An NPU operation without a named operator gets the unnamed producers of its results.
+        Vela's estimates refer to some TOSA operators by index; these are called named. An NPU operation gets its named
+        operators, the unnamed operators that produce their operands, and the unnamed operators on the paths from the
+        named ones to its results. Without a named operator, it gets the unnamed producers of its results.
         """
         if not self.vela.layers:
             return
@@ -246,8 +246,8 @@ class DelegateProfile:
 
         Args:
             names: names of the tensors.
-            end_tensors: tensors at which the search stops.
-            excluded: operators at which the search stops.
+            end_tensors: tensors whose producers are not included.
+            excluded: operators that are not included; their own producers are not searched either.
         """
         producers: set[int] = set()
         pending = list(names)

@@ -31,20 +31,20 @@ class StreamHeader:
     separate_io: bool = False
 
 
-def read_header(commands: memoryview) -> StreamHeader:
+def read_stream_header(commands: memoryview) -> StreamHeader:
     """Read the header of a command stream.
 
     Raises:
         PayloadError: the header is truncated or damaged. The message says where.
     """
-    return read_stream_header(Block("command stream", commands, 0))
+    return read_stream_header_in_block(Block("command stream", commands, 0))
 
 
-def read_stream_header(block: Block) -> StreamHeader:
+def read_stream_header_in_block(block: Block) -> StreamHeader:
     """Read the header of the command stream in a block of a payload.
 
     Raises:
-        PayloadError: as for ``read_header``.
+        PayloadError: as for ``read_stream_header``.
     """
     if block.size == 0:
         raise block.error_at(0, "the command stream is empty")

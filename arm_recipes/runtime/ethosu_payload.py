@@ -22,7 +22,7 @@ from arm_recipes.runtime.ethosu_blocks import (
     look_up_external_data,
     read_blocks,
 )
-from arm_recipes.runtime.ethosu_command_header import StreamHeader, read_stream_header
+from arm_recipes.runtime.ethosu_command_header import StreamHeader, read_stream_header_in_block
 
 #: Description of an input or output, as nine int32: shape (6 dimensions), element size, offset, region.
 _TENSOR_STRUCT: Final = struct.Struct("<9i")
@@ -88,14 +88,14 @@ class EthosUPayload:
 
 @dataclass(frozen=True)
 class EthosUPayloadContent:
-    """Command stream and weights of a payload, as the driver receives them: views of the payload or of external blocks.
+    """Command stream and weights of a payload. They are views of the payload, or of the data of external blocks.
 
     Attributes:
         payload: description of the payload.
         commands: the command stream.
         header_bytes: size of the stream's header, which comes before the first command.
         weights: weights; empty if they are outside the payload and no look-up was given.
-        has_external_weights: whether the weights are outside the payload, where delegates may share them.
+        has_external_weights: whether the weights are outside the payload, so that several delegates may share them.
     """
 
     payload: EthosUPayload
@@ -143,7 +143,7 @@ def read_payload_content(
     if commands.external and not commands.size:
         reason = "the command stream is outside the payload and was not found: load the program with the .ptd of the "
         raise commands.error_at(0, f"{reason}same export")
-    stream = read_stream_header(commands)
+    stream = read_stream_header_in_block(commands)
     inputs = _read_tensors(blocks[BlockName.INPUTS], INPUT, scratch, stream)
     outputs = _read_tensors(blocks[BlockName.OUTPUTS], OUTPUT, scratch, stream)
     described = EthosUPayload(

@@ -135,7 +135,9 @@ def record_executions() -> Iterator[list[DelegateExecution]]:
 
 
 def log_output(operation: int, array: Array) -> None:
-    """Log the output of an operation to the running program's event tracer. Call it from a listener.
+    """Log the output of an operation to the running program's event tracer.
+
+    Only a listener of ``listen_to_delegates`` may call this function.
 
     Args:
         operation: delegate debug identifier.
@@ -153,7 +155,9 @@ def log_output(operation: int, array: Array) -> None:
 
 
 def log_duration(operation: int, start: int, end: int, metadata: bytes) -> None:
-    """Log start and end of an operation to the running program's event tracer. Call it from a listener.
+    """Log start and end of an operation to the running program's event tracer.
+
+    Only a listener of ``listen_to_delegates`` may call this function.
 
     Args:
         operation: delegate debug identifier.

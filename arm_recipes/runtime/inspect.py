@@ -72,9 +72,10 @@ class MethodInspection:
 
     Attributes:
         delegates: in program order.
-        operators: CPU kernels that the firmware must contain; for a TFLite model, its operators on the CPU.
-        planned_bytes: size of the memory-planned buffers, which the firmware must provide; for a TFLite model, size of
-            its arena.
+        operators: names of the CPU kernels that the firmware must contain. For a TFLite model: names of the operators
+            that Vela left on the CPU.
+        planned_bytes: size of the memory-planned buffers, which the firmware must provide. For a TFLite model: size of
+            the arena.
     """
 
     name: str

@@ -118,8 +118,8 @@ def encode_metadata(
     """Encode the metadata: names of inputs and outputs by method.
 
     Args:
-        methods: inputs and outputs by method.
-        mutated_inputs: number of mutated inputs by method (see ``Signature``). Methods without mutated inputs may be
+        methods: {method: (its inputs, its outputs)}.
+        mutated_inputs: {method: number of mutated inputs} (see ``Signature``). Methods without mutated inputs may be
             missing.
         program_digest: for a reference program, the SHA-256 in hexadecimal of the program that it belongs to.
         shape_variants: shape variants by method, as JSON objects (see ``StoredShapeVariants.from_dict``).

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from arm_recipes.runtime.errors import PayloadError
-from arm_recipes.runtime.ethosu_command_header import read_header
+from arm_recipes.runtime.ethosu_command_header import read_stream_header
 from arm_recipes.runtime.ethosu_payload import SCRATCH, EthosUPayload, EthosUPayloadContent, EthosUTensor
 from arm_recipes.runtime.flatbuffer import Flatbuffer, FlatbufferError, Table
 from arm_recipes.runtime.pte import ProgramError
@@ -254,7 +254,7 @@ class _Reader:
             )
         commands = self._read_constant(inputs[_COMMANDS_INDEX], "its command stream")
         try:
-            header = read_header(commands)
+            header = read_stream_header(commands)
         except PayloadError as error:
             raise ProgramError(f"damaged: {error}") from None
         constants = self._read_constant(inputs[_CONSTANTS_INDEX], "its constants", may_be_empty=True)
