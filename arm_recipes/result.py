@@ -58,7 +58,7 @@ class ExportResult(Artifact):
     ) -> Path:
         """Write the ``.pte`` file, and its ``.ptd`` if the recipe has the option ``external``.
 
-        Existing files are replaced atomically. The ``.ptd`` has the name of the ``.pte``, by which ``load`` finds it.
+        Existing files are replaced atomically. The ``.ptd`` of ``model.pte`` is ``model.ptd``, where ``load`` finds it.
         With a combined recipe, the data files of other backends are written to the same folder under their own names.
 
         Args:
@@ -66,7 +66,7 @@ class ExportResult(Artifact):
             reference: also write the reference program, ``model.tosa.pte`` for ``model.pte``. It holds the TOSA graphs
                 that the delegates were compiled from. A program from ``arm_recipes.load`` needs it for
                 ``run(..., backend="tosa")``.
-            etrecord: also write ``model.etrecord``, which ExecuTorch's Inspector needs beside an ETDump. Each further
+            etrecord: also write ``model.etrecord``, which ExecuTorch's Inspector needs with an ETDump. Each further
                 method gets its own file, ``model.NAME.etrecord``.
             bundled_samples: samples as in ``export``. Also write ``model.bpte``, ExecuTorch's bundled program. It holds
                 the samples and the program's outputs for them. To compute the outputs, a newly loaded program runs the
@@ -142,8 +142,8 @@ class ExportResult(Artifact):
         The sizes of the memory pools are computed for 32-bit and 64-bit pointers. To test the 64-bit sizes, the program
         runs on this machine in pools of exactly these sizes.
 
-        If the recipe has the option ``board``, the linker script names the board's memories, and the folder has files
-        for CMake presets, Zephyr and CMSIS, where public documents describe the board.
+        If the recipe has the option ``board``, the linker script names the board's memories. The folder then also has
+        files for CMake presets, Zephyr and CMSIS, as far as public documents describe the board.
 
         Args:
             folder: a new or empty folder, or one that an earlier call wrote; its files are replaced.
@@ -178,8 +178,8 @@ class ExportResult(Artifact):
             samples: samples as in ``export``. Items after the model's inputs, such as the labels of a ``DataLoader``,
                 are not passed to the model. A stateful model gets the samples in this order.
             labels: class labels, one for each batch item of the samples. With labels, the result has the top-1 accuracy
-                of the first output. True: the labels follow the inputs in each sample. Default: integer labels from
-                the ``DataLoader``, if there are any and no ``metric`` is given.
+                of the first output. ``labels=True`` means that each sample ends with its labels, after the inputs.
+                Default: integer labels from the ``DataLoader``, if there are any and no ``metric`` is given.
             metric: a function ``metric(outputs, sample)`` that returns a number. The result reports its mean for the
                 model and for the program. ``sample`` is the original item; ``outputs`` are floating-point tensors in
                 the structure of the model's outputs.
@@ -252,10 +252,9 @@ class ExportResult(Artifact):
     def advice(self) -> AdviceList:
         """Suggest changes that reduce cycles or SRAM of an Ethos-U program. Vela compiles each suggestion.
 
-        These changes are tried: the other memory modes, ``optimise="size"``, per-tensor weight scales, 2:4 sparse
-        weights (if the program has one method), and fewer channels. Fewer channels are tried for the six largest layers
-        whose number of channels exceeds a multiple of 16 by one to four. The excess channels are removed. The search
-        takes some seconds.
+        The search tries the other memory modes, ``optimise="size"``, per-tensor weight scales, 2:4 sparse weights (if
+        the program has one method), and fewer channels. Among the layers whose number of channels exceeds a multiple of
+        16 by one to four, it removes the excess channels from the six largest. The search takes some seconds.
 
         Raises:
             ValueError: the recipe is not for an Ethos-U, or no part of the program runs on the NPU.

@@ -16,9 +16,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Node:
-    """A node of the graph: a layer, which is a source line of a module; or an input or output of the delegate.
+    """A node of the graph: a layer (one source line of one module), or an input or output of the delegate.
 
-    Inputs and outputs have no operators.
+    Attributes:
+        module: path of the module; empty for an input or output.
+        source: source line of the layer; for an input or output, its index, dtype and shape.
+        operators: names of the layer's ATen operators, as keys in program order; empty for an input or output.
+        tosa: {TOSA operator: number of its occurrences in the layer}.
     """
 
     module: str
@@ -63,7 +67,8 @@ def build_layer_graph(profile: DelegateProfile, costs: Iterable[LayerCost]) -> d
     costs_by_key: dict[tuple[str, str], list[LayerCost]] = {}
     for cost in costs:
         costs_by_key.setdefault((cost.module, cost.source), []).append(cost)
-    # The bytes are the widths of the links. Tensors without bytes, such as shapes, get width 1 to be visible.
+    # The page draws each link as wide as its number of bytes. A link without bytes, such as a shape operand, gets 1, so
+    # that it is visible.
     return {
         "name": delegate.name,
         "backend": delegate.backend,
@@ -73,7 +78,7 @@ def build_layer_graph(profile: DelegateProfile, costs: Iterable[LayerCost]) -> d
 
 
 def _boundary_keys(side: str, tensors: Iterable[BoundaryTensor]) -> list[tuple[str, str]]:
-    """Node keys of the inputs or outputs of a delegate."""
+    """Keys (module, source) of the nodes for the inputs or outputs of a delegate; ``side``: "input" or "output"."""
     return [("", f"{side} {i}, {io.dtype}[{', '.join(map(str, io.shape))}]") for i, io in enumerate(tensors)]
 
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from arm_backend_core.compilation_log import DelegateRecord, RefusedOperator
     from arm_backend_core.targets.cortex_m import Processor
 
-#: Calls that do not count as operators on the CPU. A scan only repeats its body, which calls delegates. ``alloc``
-#: reserves the scratch memory of a kernel.
+#: Names of calls that the report does not list as operators on the CPU, because they compute nothing. ``scan`` only
+#: repeats its body, which calls delegates. ``alloc`` reserves the scratch memory of a kernel.
 _NOT_OPERATORS = ("getitem", "executorch_call_delegate", "scan", "alloc")
 
 
@@ -38,7 +38,10 @@ class LoweredParts:
 def collect_lowered_parts(
     graph_module: torch.fx.GraphModule, refused: Sequence[RefusedOperator], processor: Processor | None = None
 ) -> LoweredParts:
-    """Collect the parts of a lowered method. ``processor``: the CPU, for estimates of cycles; None: no estimates."""
+    """Collect the parts of a lowered method.
+
+    If ``processor`` is given, the cycles of kernel calls on this CPU are estimated.
+    """
     from arm_backend_core.compilation_log import delegate_record
     from arm_backend_core.nodes import operator_name
     from arm_backend_core.program import lowered_modules
@@ -69,8 +72,9 @@ def collect_lowered_parts(
 def _find_refusal_reason(node: torch.fx.Node, name: str, refused: Sequence[RefusedOperator]) -> tuple[str, str]:
     """Find the reason why a node is not delegated, and its source line.
 
-    ExecuTorch decomposes and renames refused nodes. Most of the new nodes keep the metadata of the refused node.
-    Without this metadata, a refusal matches a node by name, then by source line, then by operator.
+    ExecuTorch decomposes and renames refused nodes. Most of the new nodes keep the metadata of the refused node, which
+    contains the reason. For a node without this metadata, search ``refused`` for an entry with the same node name, else
+    with the same source line, else with the same operator.
     """
     from arm_backend_core.nodes import REFUSAL_REASON, source_location
 
@@ -91,7 +95,10 @@ def _find_refusal_reason(node: torch.fx.Node, name: str, refused: Sequence[Refus
 def count_quantized_tensors(
     program: ExportedProgram, samples: int | None, sqnr: dict[str, float]
 ) -> Quantization | None:
-    """Count the quantized tensors of a program before lowering; None if no tensor is quantized."""
+    """Count the quantized tensors of a program before lowering; None if no tensor is quantized.
+
+    The result also holds ``samples`` and ``sqnr``, which ``Quantization`` describes.
+    """
     activations: Counter[str] = Counter()
     weights: Counter[str] = Counter()
     constants = {
@@ -108,7 +115,7 @@ def count_quantized_tensors(
         dtype = str(node.meta["val"].dtype if ".quantize" in name else value.meta["val"].dtype).split(".")[-1]
         if value.name in constants and ".dequantize" in name:
             if value.name not in seen:
-                largest = node.args[-2]  # quant_max, before the dtype; int4 values are stored as int8
+                largest = node.args[-2]  # quant_max; int4 weights are int8 tensors with quant_max 7
                 dtype = "int4" if dtype == "int8" and isinstance(largest, int) and largest < 8 else dtype
                 weights[f"{dtype} per {'channel' if 'channel' in name else 'tensor'}"] += 1
                 seen.add(value.name)

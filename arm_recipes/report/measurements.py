@@ -27,9 +27,9 @@ class Measurement:
         case: number of the test case.
         cpu_cycles: cycles of the core, which include waiting for the NPU; None if the device does not count them.
         npu_cycles: cycles of the NPU; None if its driver does not count them.
-        counters: further counters by name.
-        layers: name of a layer's result in the TOSA graph -> cycles. The self-test does not measure layers. The user
-            may add cycles from a trace of the board to the log.
+        counters: {name: count} of further counters that the firmware reads, for example events of the NPU's PMU.
+        layers: {tensor: cycles}, where the tensor is a layer's result in the TOSA graph. The self-test does not measure
+            layers. The user may add cycles from a trace of the board to the log.
         program_crc32: CRC-32 of the ``.pte`` on the device.
     """
 
@@ -45,15 +45,16 @@ class Measurement:
 
 @dataclass(frozen=True)
 class MethodComparison:
-    """Measurements of a method, as medians over the runs, and its estimate.
+    """Medians of the measurements of one method over its runs, and Vela's estimate for the method.
 
     Attributes:
         method: name of the method.
         runs: number of runs.
         cpu_cycles, npu_cycles: measured cycles; None if they were not counted.
         estimated_npu_cycles: Vela's total cycles of the method's delegates; None if unknown.
-        counters: further counters.
-        layers: (module, source line, estimated cycles, measured cycles) of each measured layer, the costliest first.
+        counters: {name: median} of ``Measurement.counters``.
+        layers: (module, source line, estimated cycles, measured cycles) of each measured layer, sorted by measured
+            cycles, the most first.
     """
 
     method: str
@@ -95,7 +96,7 @@ class MeasuredReport(Renderable):
                 yield f"Measured layers{suffix}: {len(rows)} of {len(method.layers)}", rows
 
     def to_dict(self) -> dict[str, Any]:
-        """The measurements, ready for JSON."""
+        """The measurements and estimates, ready for JSON."""
         return {"methods": [to_jsonable(method) for method in self.methods]}
 
 

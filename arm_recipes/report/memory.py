@@ -30,7 +30,8 @@ class LiveTensor:
         kind: "input" of the delegate, "result" of an operation, or "weights" for a buffer of weights.
         module: module that computes the tensor or reads the weights; empty for inputs.
         source: source line that computes the tensor or reads the weights; empty for inputs.
-        bytes: allocated bytes. In a cascade, they are the size of the rolling buffer.
+        bytes: allocated bytes. For a tensor inside a cascade, this is the size of the rolling buffer, which holds only
+            some rows of the tensor at a time.
     """
 
     name: str
@@ -41,20 +42,20 @@ class LiveTensor:
 
     @property
     def where(self) -> str:
-        """The module's path, or the name of an input."""
+        """The module's path ("(model)" for the top-level model), or the name of an input."""
         return self.name if self.kind == "input" else self.module or "(model)"
 
 
 @dataclass(frozen=True)
-class Moment:
+class OperationMemory:
     """Memory usage while one operation runs.
 
     Attributes:
         tensor: name of the operation's result in the TOSA graph.
         module: module of the operation.
         source: source line of the operation.
-        bytes: maximum number of bytes in use, including weight buffers of the next operation. Bytes of overlapping
-            tensors count once.
+        bytes: maximum number of bytes in use, including weight buffers of the next operation. A byte that several
+            tensors share is counted once.
     """
 
     tensor: str
@@ -80,7 +81,7 @@ class MemoryOverTime:
     method: str
     delegate: str
     memory: str
-    moments: tuple[Moment, ...]
+    moments: tuple[OperationMemory, ...]
     bytes: int
     peak: tuple[LiveTensor, ...]
     peak_bytes: int
@@ -94,7 +95,13 @@ def iter_memory_usage(profiles: Iterable[DelegateProfile]) -> Iterator[MemoryOve
 
 
 class _MemoryTimeline:
-    """Live tensors of one delegate over time, on Vela's clock."""
+    """Live tensors of one delegate over time.
+
+    The time is counted in ticks: the unit in which Vela's memory allocation states the lifetimes of tensors.
+
+    Attributes:
+        times: tick at which each operation starts.
+    """
 
     def __init__(self, profile: DelegateProfile) -> None:
         self.profile, self.vela, self.npu_operations = profile, profile.vela, profile.npu_operations
@@ -118,12 +125,12 @@ class _MemoryTimeline:
                 bytes_in_use[peak],
             )
 
-    def _list_moments(self, bytes_in_use: Sequence[int]) -> Iterator[Moment]:
+    def _list_moments(self, bytes_in_use: Sequence[int]) -> Iterator[OperationMemory]:
         for operation, start, end in zip(
             self.npu_operations, self.times, [*self.times[1:], len(bytes_in_use)], strict=True
         ):
             most_bytes = max(bytes_in_use[start : max(end, start + 1)], default=0)
-            yield Moment(operation.rows[-1].tensor, *self._source_of(operation), most_bytes)
+            yield OperationMemory(operation.rows[-1].tensor, *self._source_of(operation), most_bytes)
 
     def _source_of(self, operation: NpuOperation) -> tuple[str, str]:
         origin = self.profile.main_origin(operation.operators)
@@ -141,13 +148,14 @@ class _MemoryTimeline:
         operations_with_result = (
             operation for operation in self.npu_operations if tensor.name in {row.tensor for row in operation.rows}
         )
-        # Tensors that Vela inserts have no named operation.
+        # No operation has a result with the name of a tensor that Vela inserted. Take the operation that runs when the
+        # tensor becomes live.
         running = self.npu_operations[bisect.bisect_right(self.times, tensor.start) - 1]
         return LiveTensor(tensor.name, kind, *self._source_of(next(operations_with_result, running)), tensor.bytes)
 
 
 def _live_tensors(placed: Sequence[TensorAllocation]) -> list[list[TensorAllocation]]:
-    """The live tensors at each tick of Vela's clock."""
+    """The live tensors at each tick."""
     live_at_tick: list[list[TensorAllocation]] = [[] for _ in range(max(tensor.end for tensor in placed) + 1)]
     for tensor in placed:
         for live in live_at_tick[tensor.start : tensor.end + 1]:
@@ -156,7 +164,7 @@ def _live_tensors(placed: Sequence[TensorAllocation]) -> list[list[TensorAllocat
 
 
 def _count_bytes_in_use(tensors: Sequence[TensorAllocation]) -> int:
-    """Number of bytes that tensors occupy; overlapping bytes count once."""
+    """Number of bytes that tensors occupy. A byte that several tensors share is counted once."""
     used, end = 0, 0
     for tensor in sorted(tensors, key=lambda tensor: tensor.address):
         stop = tensor.address + tensor.bytes

@@ -47,9 +47,10 @@ _VIEW_OPERATORS = ("IDENTITY", "RESHAPE")
 
 @dataclass(frozen=True)
 class LayerCost:
-    """Cost estimate of a layer for one inference: Vela's for the NPU, ``arm_backend_core.cortex_m.cost`` for the CPU.
+    """Cost estimate of a layer for one inference.
 
-    A layer consists of the operations with the same module, source line, kind and reason.
+    Vela estimates layers on the NPU; ``arm_backend_core.cortex_m.cost`` estimates layers on the CPU. A layer consists
+    of the operations with the same module, source line, kind and reason.
 
     Attributes:
         method: method of the layer.
@@ -164,7 +165,7 @@ class DelegateProfile:
 
     @cached_property
     def producers(self) -> dict[str, int]:
-        """Name of a tensor -> index of the TOSA operator that produces it."""
+        """{name of a tensor: index of the TOSA operator that produces this tensor}."""
         return {name: i for i, op in enumerate(self.graph.operators) for name in op.outputs}
 
     @property
@@ -213,9 +214,9 @@ class DelegateProfile:
     def _find_operations(self) -> Iterator[NpuOperation]:
         """Assign TOSA operators to each NPU operation.
 
-        "Named" TOSA operators are those that Vela's estimates refer to. An NPU operation gets its named operators, the
-        unnamed producers of their operands, and the unnamed operators between the named ones and the operation's
-        results. An NPU operation without a named operator gets the unnamed producers of its results.
+        Vela's estimates refer to some TOSA operators by index; these are called named. An NPU operation gets its named
+        operators, the unnamed operators that produce their operands, and the unnamed operators on the paths from the
+        named ones to its results. Without a named operator, it gets the unnamed producers of its results.
         """
         if not self.vela.layers:
             return
@@ -245,8 +246,8 @@ class DelegateProfile:
 
         Args:
             names: names of the tensors.
-            end_tensors: tensors at which the search stops.
-            excluded: operators at which the search stops.
+            end_tensors: tensors whose producers are not included.
+            excluded: operators that are not included; their own producers are not searched either.
         """
         producers: set[int] = set()
         pending = list(names)
@@ -261,7 +262,10 @@ class DelegateProfile:
     def _add_costs(
         self, operation: NpuOperation, counted: set[int], totals_by_layer: dict[_LayerKey, _LayerTotals]
     ) -> None:
-        """Add the cost of an NPU operation to the layers of its origins, without the bytes of ``counted`` operators."""
+        """Add the cost of an NPU operation to the layers of its origins.
+
+        The bytes of operators in ``counted`` are left out, because an earlier NPU operation has included them.
+        """
         shares: Counter[_LayerKey] = Counter()
         computing = [i for i in sorted(operation.operators) if self.record.tosa_operators[i] not in _VIEW_OPERATORS]
         for i in computing or sorted(operation.operators):
@@ -288,7 +292,7 @@ class DelegateProfile:
             totals_by_layer[key].tensors |= dict.fromkeys(row.tensor for row in operation.rows)
 
     def _count_bytes(self, operators: frozenset[int]) -> tuple[int, int]:
-        """Bytes that a set of operators reads from other operators, and bytes that it writes for other operators."""
+        """Bytes of the tensors that enter a set of operators, and bytes of the tensors that leave the set."""
         graph_operators = [self.graph.operators[i] for i in sorted(operators)]
         produced = {name for operator in graph_operators for name in operator.outputs}
         read = {name for operator in graph_operators for name in operator.inputs} - produced
@@ -344,9 +348,9 @@ class DelegateProfile:
 
     @cached_property
     def _input_operators(self) -> dict[int, str]:
-        """Index of an operator -> name of the delegate's input that it moves or converts.
+        """{index of a TOSA operator: name of the delegate's input that the operator moves or converts}.
 
-        Contains the data movement and conversions that run on an input before any other operator.
+        These operators are the data movement and conversions between the input and the first other operators.
         """
         input_of_operator: dict[int, str] = {}
         input_of_tensor = {name: name for name in self.graph.inputs}
@@ -362,9 +366,9 @@ class DelegateProfile:
 
     @cached_property
     def _output_operators(self) -> dict[int, str]:
-        """Index of an operator -> name of the delegate's output that it moves or converts.
+        """{index of a TOSA operator: name of the delegate's output that the operator moves or converts}.
 
-        Contains the data movement and conversions that run after all other operators, to produce an output.
+        These operators are the data movement and conversions between the last other operators and the output.
         """
         output_of_operator: dict[int, str] = {}
         for i, op in reversed(list(enumerate(self.graph.operators))):
@@ -377,7 +381,8 @@ class DelegateProfile:
         return output_of_operator
 
 
-#: Reasons of boundary operations, each with a remedy.
+#: Texts of ``LayerCost.reason`` for boundary operations: the reason (the layout and type texts follow the name of the
+#: input or output), a colon, and a remedy.
 _LAYOUT_REASONS = {
     "input": "is transposed to NHWC: export(..., channels_last=True) avoids this",
     "output": "is transposed from NHWC: return it in channels-last order to avoid this",

@@ -112,7 +112,7 @@ def _subtitle(report: ExportRecord, context: ExportContext) -> Iterator[str]:
 def _render_answer(answer: Answer) -> str:
     details = "".join(f"<li>{html.escape(detail)}</li>" for detail in answer.details)
     return (
-        f"<section><h2>{html.escape(answer.question)}</h2><strong>{html.escape(answer.figure)}</strong>"
+        f"<section><h2>{html.escape(answer.question)}</h2><strong>{html.escape(answer.value)}</strong>"
         f"<ul>{details}</ul></section>"
     )
 
@@ -222,7 +222,10 @@ def _live_tensor_cells(tensor: LiveTensor) -> tuple[str, ...]:
 
 
 def _memory_dict(report: ExportRecord, used: MemoryOverTime) -> dict[str, Any]:
-    """Usage of one memory, for the chart. ``limit``: the SRAM limit of the memory mode in bytes; None if not shown."""
+    """Usage of one memory, for the chart.
+
+    The entry "limit" is the SRAM limit of the memory mode in bytes, or None if the chart does not show the limit.
+    """
     estimates = [
         d.vela for m in report.methods for d in m.delegates if (m.name, d.name) == (used.method, used.delegate)
     ]

@@ -26,13 +26,13 @@ class Answer:
     """An answer on the first screen.
 
     Attributes:
-        question: the question; with several comparisons, also the name of the method.
-        figure: the answer: a value with its unit, or a word such as "yes".
-        details: sentences and figures that explain the answer.
+        question: the question, such as "Fits?". With several comparisons, it ends with the name of the method.
+        value: the answer: a number with its unit, or a word such as "yes".
+        details: phrases and numbers that explain the answer.
     """
 
     question: str
-    figure: str
+    value: str
     details: tuple[str, ...]
 
 
@@ -126,17 +126,17 @@ def _answer_accurate_by_calibration(report: ExportRecord) -> Answer:
     The export computes the SQNR on the last calibration sample.
     """
     if report.accuracy is not None:
-        return _answer_expected_accuracy(report.accuracy)
+        return _answer_measured_accuracy(report.accuracy)
     quantized = [method.quantization for method in report.methods if method.quantization is not None]
     if not quantized:
         return Answer("Accurate?", "not quantized", (_NO_COMPARISON,))
-    figures = [sqnr for quantization in quantized for sqnr in quantization.sqnr.values()]
-    if not figures:
+    sqnrs = [sqnr for quantization in quantized for sqnr in quantization.sqnr.values()]
+    if not sqnrs:
         return Answer("Accurate?", "not measured", (_NO_COMPARISON,))
-    return Answer("Accurate?", f"SQNR {_format_sqnr(min(figures))}", ("last calibration sample", _NO_COMPARISON))
+    return Answer("Accurate?", f"SQNR {_format_sqnr(min(sqnrs))}", ("last calibration sample", _NO_COMPARISON))
 
 
-def _answer_expected_accuracy(accuracy: TaskAccuracy) -> Answer:
+def _answer_measured_accuracy(accuracy: TaskAccuracy) -> Answer:
     """Answer with the task accuracy that the export measured."""
     reference, program = accuracy.figures
     origin = f"{accuracy.items} items, run in PyTorch; result.compare() runs the program itself"

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from arm_backend_core.backends.vela_estimates import VelaEstimates
     from arm_backend_core.compilation_log import DelegateRecord
 
-#: Vela's name of a memory that is RAM -> memory. If constants are in SRAM, Vela calls their memory on-chip flash.
+#: {Vela's name of a memory: kind of RAM}. Memories that are not RAM are missing. "OnChipFlash" is Vela's name of the
+#: SRAM that holds constants.
 _RAM = {"Sram": "SRAM", "OnChipFlash": "SRAM", "Dram": "DRAM"}
 _SCRATCH, _TENSORS = "NPU scratch", "inputs, outputs and CPU tensors"
 _APPLICATION = "inputs and outputs of the application"
@@ -52,8 +53,8 @@ class Ram(Renderable):
     """The RAM that a board needs for a program.
 
     Attributes:
-        npu: parts that the delegates need. If the memory plan places the NPU's scratch, a part also holds the planned
-            tensors of the CPU.
+        npu: parts that the delegates need. If the memory plan places the NPU's scratch, the part of
+            the scratch also contains the planned tensors of the CPU.
         cpu: parts that ExecuTorch's runtime and the application need.
         ram_reduction: if a program with less RAM was chosen (to fit a limit, or with ``optimise="ram"``), a phrase that
             compares its cycles and SRAM with those of the performance program; otherwise empty.
@@ -90,7 +91,7 @@ class Ram(Renderable):
 
     @property
     def bytes_by_memory(self) -> dict[str, int]:
-        """Memory -> bytes of the parts in it. Memories of the option ``memory`` have their names in upper case."""
+        """{memory: bytes of its parts}. Memories of the option ``memory`` have their names in upper case."""
         return sum_by_memory(self.parts)
 
     def to_dict(self) -> dict[str, Any]:
@@ -112,12 +113,12 @@ class Ram(Renderable):
 
 
 def sum_by_memory(parts: Sequence[RamPart]) -> dict[str, int]:
-    """Memory -> bytes of the parts in it."""
+    """Compute {memory: bytes of its parts}."""
     return {name: sum(x.bytes for x in parts if x.memory == name) for name in dict.fromkeys(x.memory for x in parts)}
 
 
 def npu_ram_parts(estimates: Sequence[VelaEstimates], *, is_planned: bool = False) -> tuple[RamPart, ...]:
-    """The parts of the RAM that the delegates of a program need, which run in sequence and share their scratch.
+    """The parts of the RAM that the delegates of a program need. The delegates run in sequence and share one scratch.
 
     Args:
         estimates: Vela's estimates of the delegates. Without delegates, there are no parts.
@@ -150,7 +151,7 @@ def compute_ram(
     Returns None for a program without delegates for an Ethos-U, unless ``on_cortex_m``.
 
     Args:
-        delegates: name of a method -> its delegates; without constant methods.
+        delegates: {name of a method: its delegates}, without constant methods.
         execution_plans: plans of all methods of the program.
         recipe: the recipe, whose option ``memory`` names the planned memories.
         on_cortex_m: whether the CPU of the recipe is a Cortex-M, with or without an NPU. The scratch of the Cortex-M's
@@ -197,10 +198,10 @@ def compute_ram(
         if budget is None or used.get(name.upper(), 0) + runtime.bytes <= parse_bytes(budget):
             runtime = replace(runtime, memory=name.upper())
             break
-    return Ram(npu, tuple(part for part in (*tensors, runtime) if part.bytes), _describe_less_ram(estimates))
+    return Ram(npu, tuple(part for part in (*tensors, runtime) if part.bytes), _describe_ram_reduction(estimates))
 
 
-def _describe_less_ram(estimates: Sequence[VelaEstimates]) -> str:
+def _describe_ram_reduction(estimates: Sequence[VelaEstimates]) -> str:
     """Compare cycles and SRAM of delegates that were chosen for less RAM with those of the performance programs.
 
     Empty if no delegate was chosen for less RAM.

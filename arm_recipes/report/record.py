@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from arm_recipes.report.ram import Ram
     from arm_recipes.runtime.ethosu import EthosULayerStatistics, EthosUStatistics
 
-#: Memory region of an Ethos-U (index of the base address) -> its content.
+#: {memory region of an Ethos-U: content of the region}. The NPU has one base address for each region.
 _REGION_NAMES = {0: "weights", 1: "scratch", 2: "fast scratch", 3: "inputs", 4: "outputs"}
-#: Operator that only converts types or memory formats at delegate boundaries -> how to avoid it.
+#: {operator that only converts types or memory formats at delegate boundaries: how to avoid the operator}.
 CONVERSION_REMEDIES = {
     "quantize_per_tensor": "quantized_io=True: the program takes integers",
     "dequantize_per_tensor": "quantized_io=True: the program returns integers",
@@ -35,7 +35,7 @@ CONVERSION_REMEDIES = {
     "_to_dim_order_copy": "int32 in place of int64, float32 in place of float64; samples in the model's memory format",
     "_clone_dim_order": "samples in the memory format of the model (torch.channels_last)",
 }
-#: Name of the reference in ``ExportRecord.accuracy``.
+#: Name of the model that ``ExportRecord.accuracy`` compares the program with.
 FLOAT_MODEL = "the floating-point model"
 #: Maximum number of measured layers of each delegate in the printed report.
 _MAX_LAYER_ROWS = 5
@@ -46,11 +46,11 @@ class Quantization:
     """The quantization of a method.
 
     Attributes:
-        activations: dtype -> number of quantized activations.
-        weights: dtype and granularity, for example ``int8 per channel`` -> number of quantized constants.
+        activations: number of quantized activations by dtype, for example ``{"int8": 12}``.
+        weights: number of quantized constants by dtype and granularity, for example ``{"int8 per channel": 4}``.
         samples: number of calibration samples; None if the model was already quantized.
-        sqnr: name of a floating-point output -> its signal-to-quantization-noise ratio (SQNR) in dB, on the last
-            calibration sample.
+        sqnr: signal-to-quantization-noise ratio (SQNR) in dB of each floating-point output, by name. It is measured on
+            the last calibration sample.
     """
 
     activations: dict[str, int]
@@ -68,13 +68,13 @@ class MethodReport:
         inputs: tensors that the program takes.
         outputs: tensors that the program returns.
         delegates: delegates of this package, in program order.
-        other_delegates: backend id -> number of delegates of another backend (combined recipes).
-        boundary: operators outside the delegates that only convert types or memory formats: name -> count.
+        other_delegates: number of delegates of each other backend (combined recipes), by backend id.
+        boundary: {operator: count}, for operators outside the delegates that only convert types or memory formats.
         cpu_operators: operators outside the delegates that are not in ``boundary``, ``kernels`` or ``data_movement``.
         quantization: the quantization; None for a floating-point method.
         not_runnable: CPU operators that ExecuTorch's kernel library cannot execute, with the reason.
         kernels: calls of int8 kernels on a Cortex-M, without quantize and dequantize.
-        data_movement: operators that move int8 values between these kernels: name -> count.
+        data_movement: {operator: count}, for operators that only move int8 values between int8 kernels.
         cpu_layers: estimated costs of the layers outside delegates; empty if the CPU is not known, or if the
             CPU computes nothing.
     """
@@ -112,15 +112,16 @@ class ExportRecord(Renderable):
         methods: the methods of the program.
         program_bytes: size of the ``.pte``.
         data_file_bytes: size of the data files (``.ptd``); 0 if there are none.
-        seconds: stage -> wall-clock time, by ExecuTorch's stage names.
+        seconds: wall-clock time of each stage in seconds, by ExecuTorch's name of the stage.
         notes: further notes for the user, one sentence each.
         measured: with ``verify=True``, the emulator's statistics of the last execution of each Ethos-U delegate. They
-            are not measurements of a device. The key is the delegate's name, with the method's name if there are
-            several methods.
+            are not measurements of a device. Keys are names of delegates; if there are several methods, with the name
+            of the method.
         cached: whether the program was taken from ``cache_dir``.
         ram: RAM that a board needs for the program; None if the program has no delegates for an Ethos-U and the CPU of
             the recipe is not a Cortex-M.
-        accuracy: expected accuracy of the task; None if ``export`` got neither labels nor a metric.
+        accuracy: accuracy of the task, measured on the quantized model in PyTorch; None if ``export`` got neither
+            labels nor a metric.
     """
 
     recipe: str
@@ -196,9 +197,9 @@ class ExportRecord(Renderable):
         for method in self.methods:
             yield from _method_sections(method, many=len(self.methods) > 1)
             yield from self._cost_sections(method)
-        for name, figures in self.measured.items():
-            yield f"Emulator counts of {name}", _measured_rows(figures)
-            yield from _measured_layer_sections(name, figures)
+        for name, statistics in self.measured.items():
+            yield f"Emulator counts of {name}", _measured_rows(statistics)
+            yield from _measured_layer_sections(name, statistics)
         yield "Seconds per stage", [(stage, f"{seconds:.2f}") for stage, seconds in self.seconds.items()]
         if self.notes:
             yield "Notes", [(note,) for note in self.notes]
@@ -207,7 +208,7 @@ class ExportRecord(Renderable):
         suffix = f" of '{method.name}'" if len(self.methods) > 1 else ""
         of_method = [cost for cost in self.layers if cost.method == method.name]
         yield from layer_sections([cost for cost in of_method if cost.delegate], suffix)
-        # If the CPU of an NPU program only casts inputs and outputs, their costs are not listed.
+        # Omit the CPU's costs if an NPU computes the layers and the CPU only casts inputs and outputs.
         if not any(cost.delegate for cost in of_method) or any(cost.kind == "layer" for cost in method.cpu_layers):
             yield from layer_sections(method.cpu_layers, f"{suffix} on the CPU (estimate)")
         yield from memory_sections([used for used in self.memory if used.method == method.name], suffix)
@@ -292,21 +293,21 @@ def _vela_rows(vela: VelaEstimates, in_data_file: bool) -> list[tuple[str, ...]]
     ]
 
 
-def _measured_rows(figures: EthosUStatistics) -> list[tuple[str, ...]]:
+def _measured_rows(statistics: EthosUStatistics) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [
-        ("operations", f"{figures.operations:,} by {figures.commands:,} commands"),
-        ("MACs", f"{figures.macs:,}"),
+        ("operations", f"{statistics.operations:,} by {statistics.commands:,} commands"),
+        ("MACs", f"{statistics.macs:,}"),
     ]
-    for region, peak in enumerate(figures.peak):
+    for region, peak in enumerate(statistics.peak):
         if peak:
-            moved = _format_traffic(figures.bytes_read[region], figures.bytes_written[region])
+            moved = _format_traffic(statistics.bytes_read[region], statistics.bytes_written[region])
             rows.append((_REGION_NAMES.get(region, f"region {region}"), f"{format_bytes(peak)} in use, {moved}"))
     return rows
 
 
-def _measured_layer_sections(name: str, figures: EthosUStatistics) -> Iterator[Section]:
+def _measured_layer_sections(name: str, statistics: EthosUStatistics) -> Iterator[Section]:
     """Yield the layers with the most memory traffic and those with the most MACs, with Vela's estimates."""
-    by_bytes = sorted(figures.layers, key=lambda layer: -layer.bytes_moved)[:_MAX_LAYER_ROWS]
+    by_bytes = sorted(statistics.layers, key=lambda layer: -layer.bytes_moved)[:_MAX_LAYER_ROWS]
     rows = []
     for layer in by_bytes:
         moved = _format_traffic(sum(layer.bytes_read), sum(layer.bytes_written))
@@ -316,7 +317,8 @@ def _measured_layer_sections(name: str, figures: EthosUStatistics) -> Iterator[S
         rows.append(_layer_row(layer, moved, expected))
     if rows:
         yield f"Layers of {name} with the most memory traffic, and Vela's estimates", rows
-    by_macs = sorted((layer for layer in figures.layers if layer.macs), key=lambda layer: -layer.macs)[:_MAX_LAYER_ROWS]
+    computing = [layer for layer in statistics.layers if layer.macs]
+    by_macs = sorted(computing, key=lambda layer: -layer.macs)[:_MAX_LAYER_ROWS]
     rows = []
     for layer in by_macs:
         estimate = layer.origin.estimate

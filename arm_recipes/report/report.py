@@ -47,7 +47,7 @@ class Report(ExportRecord):
 
     @property
     def external_blocks(self) -> dict[str, int]:
-        """Key of each block in the data file (``.ptd``) -> its size in bytes."""
+        """Size in bytes of each block in the data file (``.ptd``), by key of the block."""
         return {key: size for delegate in self.delegates for key, size in delegate.external_blocks.items()}
 
     def to_dict(self) -> dict[str, Any]:

@@ -13,7 +13,9 @@ from arm_recipes.runtime.tensor_info import TensorInfo
 
 
 def reject_old_backend_argument(named: Mapping[str, Any]) -> None:
-    """Suggest ``backend`` to a caller that uses its old name ``via``, which may also be the name of an input.
+    """Reject ``via="tosa"``, and suggest ``backend``, the new name of this argument.
+
+    Other values of ``via`` are accepted, because a model may have an input with this name.
 
     Raises:
         TypeError: ``named`` has ``via="tosa"``.
@@ -110,8 +112,8 @@ def call_batch(run: Callable[..., Any], samples: Iterable[Any]) -> Iterator[Any]
     """Call ``run`` for each sample, and yield its results.
 
     Args:
-        samples: tuples of tensors, which may have ``keywords`` (``Inputs``), dicts of tensors by name, or tensors for a
-            method with one input.
+        samples: each sample is a tuple of tensors, an ``Inputs`` (a tuple with keyword inputs), a dict of tensors by
+            name, or a tensor for a method with one input.
 
     Raises:
         ValueError, RunError: as for ``run``. The message begins with the index of the sample.

@@ -30,7 +30,7 @@ class CommandOrigin:
 
     Attributes:
         operator: the TOSA operator.
-        layer: name of the layer in Vela's report, which is the name of its tensor.
+        layer: name of the layer in Vela's report: the name of its output tensor.
         module: submodule of the user's model, as in ``named_modules()``.
         source: source line of the user's model.
         estimate: Vela's cost estimate of the layer.
@@ -46,13 +46,13 @@ class CommandOrigin:
         return ", ".join(filter(None, (f"layer {self.module}" if self.module else self.layer, self.source)))
 
 
-#: Vela's operations that become indexed DMAs. Vela reports no commands for them. Their DMAs precede the commands of the
-#: next layer.
+#: Names of the operators that Vela compiles to indexed DMAs. Vela reports no commands for these operators. Their DMAs
+#: precede the commands of the next layer.
 _INDEXED_DMA_OPERATORS = ("Gather", "Scatter")
 
 
 class CommandOrigins:
-    """Origins of all commands of a delegate, determined from the commands that start the operations of a Vela layer.
+    """Finds the origin of each command of a delegate.
 
     Args:
         record: the export's record of the delegate. Without it, or for another backend, all origins are empty.
@@ -68,8 +68,8 @@ class CommandOrigins:
         ]
         #: (offset of the command that starts an operation, origin of the operation), sorted by offset.
         self._operation_starts = sorted(starts, key=lambda start: start[0])
-        #: Offset of a layer's first operation -> origin of the first indexed DMA between the previous layer and this
-        #: layer. The key None stands for indexed DMAs after the last layer.
+        #: {offset of a layer's first operation: origin of the indexed DMAs just before it}. All these DMAs get the
+        #: origin of the first one. DMAs after the last layer have the key None.
         self._indexed_dma_origins: dict[int | None, CommandOrigin] = {}
         pending: CommandOrigin | None = None
         for layer, origin in zip(layers, layer_origins, strict=True):

@@ -20,8 +20,8 @@ from arm_recipes.runtime.pte import ProgramError, PteProgram
 #: Suffix of a data file: ``model.ptd`` belongs to ``model.pte``.
 DATA_FILE_SUFFIX: Final = ".ptd"
 _FILE_IDENTIFIER: Final = b"FT01"
-#: The header follows the root offset and the file identifier of the flatbuffer. Its fields: magic, length of the
-#: header, offset and size of the flatbuffer, offset and size of the segments.
+#: Byte offset of the header, which follows the flatbuffer's root offset and file identifier. The fields of the header:
+#: magic, length of the header, offset and size of the flatbuffer, offset and size of the segments.
 _HEADER_OFFSET: Final = 8
 _HEADER_STRUCT: Final = struct.Struct("<4sIQQQQ")
 _HEADER_MAGIC: Final = b"FH01"
@@ -83,7 +83,7 @@ def _read_named_data(view: memoryview, base: int) -> dict[str, memoryview]:
 
 
 def external_data_keys(program: PteProgram) -> list[str]:
-    """Keys of the data that the Ethos-U delegates of a program need and that are not in the program itself."""
+    """Keys of the data that the Ethos-U delegates of a program need, but that the program itself does not contain."""
     delegates = (delegate for method in program.methods.values() for delegate in method.delegates)
     keys = (key for each in delegates if each.backend == "EthosUBackend" for key in external_keys(each.data))
     return [key for key in dict.fromkeys(keys) if key not in program.named_data]

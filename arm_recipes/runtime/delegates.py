@@ -99,7 +99,8 @@ def _create_ethosu_delegate(
     return EthosUDelegate(payload, compile_specs, find_named_data)
 
 
-#: Backend id -> function that creates a delegate from a payload, its compile specs and a look-up of named data.
+#: {backend id: function that creates a delegate}. The arguments of the function are a payload, the compile specs of the
+#: payload, and a function that looks up named data.
 DELEGATE_FACTORIES: Mapping[str, Callable[[bytes, Mapping[str, bytes], NamedDataLookup], LoadedDelegate]] = {
     "TOSABackend": _create_tosa_delegate,
     "VgfBackend": _create_vgf_delegate,

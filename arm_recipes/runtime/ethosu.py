@@ -58,7 +58,8 @@ class EthosULayerStatistics:
     """Statistics of a layer's operations in one execution. ``EthosUStatistics`` describes the fields.
 
     Attributes:
-        origin: names of the layer, and Vela's cost estimate. All operations of unknown origin form one layer.
+        origin: the layer's name, module and source line, and Vela's cost estimate. All operations of unknown origin are
+            counted in one record.
     """
 
     origin: CommandOrigin
@@ -83,7 +84,7 @@ class EthosUStatistics:
     Attributes:
         operations, commands, macs: numbers of operations, of commands, and of the convolutions' multiply-accumulates.
         bytes_read, bytes_written: bytes that operations read and write.
-        peak: end offset of the last byte that is read or written.
+        peak: number of bytes from the start of the region to the end of the highest byte that is read or written.
         touched: number of distinct bytes that are read or written.
         layers: statistics of each layer, in execution order.
     """
@@ -103,8 +104,8 @@ class EthosUDelegate:
 
     Args:
         payload: payload of ``EthosUBackend``.
-        compile_specs: compile specs of the delegate. They may state the maximum size of fast scratch. The allocated
-            fast scratch is only as large as the part that the stream accesses.
+        compile_specs: compile specs of the delegate. They may state the maximum size of fast scratch. Only the
+            bytes of fast scratch that the stream accesses are allocated.
         find_named_data: looks up named data of the program, for commands and weights outside the payload.
 
     Attributes:

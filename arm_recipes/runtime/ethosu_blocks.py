@@ -159,7 +159,7 @@ def _read_block(data: memoryview, start: int, previous: str, known: Mapping[str,
     return Block(name, content, data_start, external), data_start + length + padding
 
 
-def look_up_block(key: str, find_named_data: NamedDataLookup) -> bytes | memoryview:
+def look_up_external_data(key: str, find_named_data: NamedDataLookup) -> bytes | memoryview:
     """Look up the data of an external block by its key, in the named data of the program and of its data file.
 
     Raises:
@@ -190,7 +190,7 @@ def inline_external_blocks(data: bytes | memoryview, find_named_data: NamedDataL
 
     return pack_block_stream(
         [
-            (name, bytes(look_up_block(block.key, find_named_data) if block.external else block.data))
+            (name, bytes(look_up_external_data(block.key, find_named_data) if block.external else block.data))
             for name, block in blocks.items()
         ]
     )

@@ -31,20 +31,20 @@ class StreamHeader:
     separate_io: bool = False
 
 
-def read_header(commands: memoryview) -> StreamHeader:
+def read_stream_header(commands: memoryview) -> StreamHeader:
     """Read the header of a command stream.
 
     Raises:
         PayloadError: the header is truncated or damaged. The message says where.
     """
-    return read_stream_header(Block("command stream", commands, 0))
+    return read_stream_header_in_block(Block("command stream", commands, 0))
 
 
-def read_stream_header(block: Block) -> StreamHeader:
+def read_stream_header_in_block(block: Block) -> StreamHeader:
     """Read the header of the command stream in a block of a payload.
 
     Raises:
-        PayloadError: as for ``read_header``.
+        PayloadError: as for ``read_stream_header``.
     """
     if block.size == 0:
         raise block.error_at(0, "the command stream is empty")
@@ -55,7 +55,10 @@ def read_stream_header(block: Block) -> StreamHeader:
 
 
 def _read_configuration(block: Block, at: int) -> tuple[int, int]:
-    """Read product and MACs per cycle, from the word that the driver compares with the NPU's CONFIG register."""
+    """Read product and MACs per cycle from the configuration word at byte ``at``.
+
+    The driver compares this word with the NPU's CONFIG register.
+    """
     word = block.number(at)
     product, log2_macs = word >> 28, word & 0xF
     if product >= len(_PRODUCTS):
@@ -101,7 +104,7 @@ def _read_cop1_header(block: Block) -> StreamHeader:
 def _read_cop2_header(block: Block) -> StreamHeader:
     """Read a COP2 header, whose fields have fixed offsets (as in ``ethosu_payload.cpp``).
 
-    A newer minor version only appends metadata.
+    A newer minor version appends metadata, which this parser skips.
     """
     fixed_bytes, metadata_at = 60, 28
     if block.size < fixed_bytes:

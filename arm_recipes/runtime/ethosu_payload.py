@@ -19,10 +19,10 @@ from arm_recipes.runtime.ethosu_blocks import (
     BlockName,
     NamedDataLookup,
     damage_error,
-    look_up_block,
+    look_up_external_data,
     read_blocks,
 )
-from arm_recipes.runtime.ethosu_command_header import StreamHeader, read_stream_header
+from arm_recipes.runtime.ethosu_command_header import StreamHeader, read_stream_header_in_block
 
 #: Description of an input or output, as nine int32: shape (6 dimensions), element size, offset, region.
 _TENSOR_STRUCT: Final = struct.Struct("<9i")
@@ -39,7 +39,8 @@ class EthosUTensor:
     """The location of an input or output tensor in the NPU's memory regions.
 
     Attributes:
-        shape: six dimensions. Vela merges and splits dimensions, so only their product matches the program.
+        shape: six dimensions. Vela merges and splits dimensions, so only the number of elements matches the
+            tensor in the program.
         element_size: bytes of an element.
         offset: bytes from the start of the region; -1 if the tensor is not in memory.
         region: index of the memory region.
@@ -87,14 +88,14 @@ class EthosUPayload:
 
 @dataclass(frozen=True)
 class EthosUPayloadContent:
-    """Command stream and weights of a payload, as the driver receives them: views of the payload or of external blocks.
+    """Command stream and weights of a payload. They are views of the payload, or of the data of external blocks.
 
     Attributes:
         payload: description of the payload.
         commands: the command stream.
         header_bytes: size of the stream's header, which comes before the first command.
         weights: weights; empty if they are outside the payload and no look-up was given.
-        has_external_weights: whether the weights are outside the payload, where delegates may share them.
+        has_external_weights: whether the weights are outside the payload, so that several delegates may share them.
     """
 
     payload: EthosUPayload
@@ -142,7 +143,7 @@ def read_payload_content(
     if commands.external and not commands.size:
         reason = "the command stream is outside the payload and was not found: load the program with the .ptd of the "
         raise commands.error_at(0, f"{reason}same export")
-    stream = read_stream_header(commands)
+    stream = read_stream_header_in_block(commands)
     inputs = _read_tensors(blocks[BlockName.INPUTS], INPUT, scratch, stream)
     outputs = _read_tensors(blocks[BlockName.OUTPUTS], OUTPUT, scratch, stream)
     described = EthosUPayload(
@@ -163,7 +164,7 @@ def _resolve(block: Block, find_named_data: NamedDataLookup | None) -> Block:
     """Replace the key in an external block by the data of this key, or by empty data if ``find_named_data`` is None."""
     if not block.external:
         return block
-    data = b"" if find_named_data is None else look_up_block(block.key, find_named_data)
+    data = b"" if find_named_data is None else look_up_external_data(block.key, find_named_data)
     return replace(block, data=memoryview(data), offset=0)
 
 

@@ -36,7 +36,8 @@ class _SharedWeights:
     """Weights that several streams share, in an anonymous file that each stream maps copy-on-write.
 
     Attributes:
-        instances: instances in use, by address and size of their source bytes, which an instance keeps alive.
+        instances: {(address, size) of the source bytes: instance}, for the instances in use. An instance keeps its
+            source bytes alive, so no other bytes get the same address.
     """
 
     instances: ClassVar[weakref.WeakValueDictionary[tuple[int, int], _SharedWeights]] = weakref.WeakValueDictionary()
@@ -98,7 +99,7 @@ class EmulatedStream:
 
         self._library, self._inputs, self._outputs, self._variables = library, inputs, outputs, variables
         sizes = [0] * REGIONS
-        for tensor in (*inputs, *outputs):  # inputs and outputs may have regions of their own
+        for tensor in (*inputs, *outputs):  # COP2 streams may have regions for inputs and outputs
             sizes[tensor.region] = max(sizes[tensor.region], tensor.offset + tensor.nbytes)
         sizes[WEIGHTS], sizes[SCRATCH], sizes[FAST_SCRATCH] = len(weights), scratch, fast_scratch
         source = np.frombuffer(weights, np.uint8)

@@ -10,7 +10,8 @@ import struct
 from collections.abc import Sequence
 
 _U16, _U32, _I32, _F64 = (struct.Struct(f"<{kind}") for kind in "HIid")
-#: Bytes that ``count_read_bytes`` counts for a table: about the size of a small table and a reference to it.
+#: Number of bytes that ``count_read_bytes`` counts for each table that is read: about the size of a small table and a
+#: reference to it.
 _TABLE_BYTES = 16
 
 
@@ -50,7 +51,10 @@ class Flatbuffer:
             raise FlatbufferError(f"bytes {at:,} to {at + count:,} are needed, the file has {len(self.data):,}")
 
     def count_read_bytes(self, count: int) -> None:
-        """Count ``count`` bytes as read. Repeated references to the same data count each time, which bounds their work.
+        """Count ``count`` bytes as read.
+
+        If several references have the same target, its bytes are counted for each. This bounds the work that a damaged
+        file can cause.
 
         Raises:
             FlatbufferError: all reads together exceed the size of the file.
@@ -61,7 +65,7 @@ class Flatbuffer:
 
 
 class Table:
-    """A table. Fields are numbered in the order of the schema. A union has two numbers, for its type and its value."""
+    """A table. Fields are numbered in the order of the schema. A union is two fields: its type and its value."""
 
     __slots__ = ("_at", "_buffer", "_vtable", "_vtable_bytes")
 
@@ -120,7 +124,7 @@ class Table:
         return tuple(_read_text(self._buffer, start + _U32.size * index) for index in range(count))
 
     def field_position(self, field: int) -> int | None:
-        """Byte position of the field itself, which is a number or a reference; None if absent."""
+        """Byte position of the number or reference that a field holds; None if the field is absent."""
         return self._find_field(field)
 
     def tables(self, field: int) -> Tables:

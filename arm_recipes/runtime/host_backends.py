@@ -60,10 +60,11 @@ class _ExecutorStruct(ctypes.Structure):
     _fields_ = (("context", ctypes.c_void_p), ("init", _Init), ("execute", _Execute), ("destroy", _Destroy))
 
 
-#: executorch::aten::ScalarType of a delegate's inputs and outputs -> dtype name.
+#: {executorch::aten::ScalarType: dtype name}, for the types that inputs and outputs of delegates can have.
 _SCALAR_TYPES = {0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "float16", 6: "float32", 11: "bool"}
 _SCALAR_TYPES |= {15: "bfloat16", 23: "float8_e5m2", 24: "float8_e4m3fn"}
-#: Dtypes that numpy lacks -> numpy's dtype of raw bytes. The reference model exchanges these bytes.
+#: {dtype that NumPy lacks: NumPy's dtype of raw bytes with the same size}. The reference model takes and returns these
+#: bytes.
 _RAW_BYTE_DTYPES = {"bfloat16": "V2", "float8_e5m2": "V1", "float8_e4m3fn": "V1"}
 
 #: The backend of TOSA graphs. The delegates of reference programs use it, with graphs that were lowered for another
@@ -74,9 +75,9 @@ _exceptions = threading.local()
 
 
 def pop_exception() -> BaseException | None:
-    """Return and clear the last exception of an executor on this thread.
+    """Return and clear the last exception that a callback of a backend raised on this thread.
 
-    The C++ runtime propagates only an error code.
+    The C++ runtime returns only an error code to its caller.
     """
     exception: BaseException | None = getattr(_exceptions, "error", None)
     _exceptions.error = None
@@ -104,7 +105,7 @@ _program_context = threading.local()
 
 @contextmanager
 def provide_named_data(named: Mapping[str, bytes | memoryview]) -> Iterator[None]:
-    """Provide the named data of a program to the payloads that this thread loads inside the block."""
+    """Provide the named data of a program to the payloads that this thread loads inside the ``with`` block."""
     previous, _program_context.named = getattr(_program_context, "named", {}), named
     try:
         yield
@@ -134,7 +135,9 @@ def record_executions() -> Iterator[list[DelegateExecution]]:
 
 
 def log_output(operation: int, array: Array) -> None:
-    """Log the output of an operation to the running program's event tracer. Call it from a listener.
+    """Log the output of an operation to the running program's event tracer.
+
+    Only a listener of ``listen_to_delegates`` may call this function.
 
     Args:
         operation: delegate debug identifier.
@@ -152,7 +155,9 @@ def log_output(operation: int, array: Array) -> None:
 
 
 def log_duration(operation: int, start: int, end: int, metadata: bytes) -> None:
-    """Log start and end of an operation to the running program's event tracer. Call it from a listener.
+    """Log start and end of an operation to the running program's event tracer.
+
+    Only a listener of ``listen_to_delegates`` may call this function.
 
     Args:
         operation: delegate debug identifier.

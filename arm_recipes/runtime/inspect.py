@@ -32,7 +32,7 @@ _PAYLOAD_READERS: dict[str, Callable[[memoryview], Payload]] = {
     "TOSABackend": read_tosa_payload,
     "VgfBackend": read_vgf,
 }
-#: Compile specs whose value is binary numbers, not text.
+#: Keys of the compile specs whose value is a binary number, not text.
 _NUMERIC_SPECS = (
     CHECKSUM_KEY,
     FAST_SCRATCH_KEY,
@@ -72,9 +72,10 @@ class MethodInspection:
 
     Attributes:
         delegates: in program order.
-        operators: CPU kernels that the firmware must contain; for a TFLite model, its operators on the CPU.
-        planned_bytes: size of the memory-planned buffers, which the firmware must provide; for a TFLite model, size of
-            its arena.
+        operators: names of the CPU kernels that the firmware must contain. For a TFLite model: names of the operators
+            that Vela left on the CPU.
+        planned_bytes: size of the memory-planned buffers, which the firmware must provide. For a TFLite model: size of
+            the arena.
     """
 
     name: str
@@ -92,9 +93,10 @@ class Inspection(Renderable):
     Attributes:
         program_bytes: size of the file.
         methods: all methods except constant methods.
-        constants: results of the constant methods by name, except those that publish quantization parameters.
-        named_data: key of named data -> size in bytes.
-        data_file: key of data in the data file (``.ptd``) -> size in bytes; empty if the program needs no data file.
+        constants: results of the constant methods, by method. Methods that publish quantization parameters are missing.
+        named_data: size in bytes of each entry of the named data, by key.
+        data_file: size in bytes of each entry of the data file (``.ptd``), by key; empty if the program needs no data
+            file.
     """
 
     program_bytes: int

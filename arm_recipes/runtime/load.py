@@ -84,7 +84,7 @@ def reference_path(path: str | Path) -> Path:
 
 @contextmanager
 def _name_file(source: str | Path | bytes) -> Iterator[None]:
-    """Add the name of the file to errors in the block. If the file is not a program, also add what the file is."""
+    """Add the name of the file to errors in the ``with`` block. If the file is of another known kind, add the kind."""
     try:
         yield
     except (ProgramError, RunError) as error:

@@ -26,7 +26,7 @@ SizeAndAlignment = tuple[int, int]
 #: Size and alignment of an int32 (the size of a dimension), of a byte (an entry of ``dim_order``, or a flag) and of an
 #: int64 (an integer value).
 _INT32, _BYTE, _INT64 = (4, 4), (1, 1), (8, 8)
-#: executorch::runtime::kTensorDimensionLimit
+#: Maximum rank of a tensor in ExecuTorch's runtime: executorch::runtime::kTensorDimensionLimit.
 _MAX_DIMENSIONS = 16
 
 
@@ -36,7 +36,7 @@ class TypeLayout:
 
     Attributes:
         bits: width of pointers.
-        named: name of a type in C++ -> its size and alignment. A build of the firmware asserts these sizes.
+        named: {C++ type: (size, alignment)}. A build of the firmware asserts these sizes.
         delegate: ``BackendDelegate``: a ``FreeableBuffer`` and two pointers. No public header defines it.
         chain: ``Chain``: a pointer, a span and a pointer. No public header defines it.
     """
@@ -90,7 +90,8 @@ TYPE_LAYOUTS = {
 }
 #: Number of pointers in ``MergedDataMap``: one to the table of virtual functions, and one to each of two maps.
 _MERGED_DATA_POINTERS = 3
-#: arm_runtime::EthosUBackend::kLoadedBytes
+#: {width of pointers: bytes that the Ethos-U backend allocates when it loads a delegate}. In C++:
+#: arm_runtime::EthosUBackend::kLoadedBytes.
 LOADED_DELEGATE_BYTES = {32: 128, 64: 168}
 
 
@@ -124,7 +125,8 @@ def planned_bytes(plans: Sequence[schema.ExecutionPlan]) -> tuple[dict[str, int]
     """Bytes of the memory-planned buffers, which hold the tensors outside delegates.
 
     Returns:
-        The first buffer of each method by its name, and the further buffers, which all methods share.
+        ({name of a method: bytes of its first buffer}, (bytes of the second buffer, ...)). All methods share the second
+        and later buffers.
     """
     used = {plan.name: _used_planned_bytes(plan) for plan in plans}
     buffer_count = max(map(len, used.values()))
@@ -133,12 +135,15 @@ def planned_bytes(plans: Sequence[schema.ExecutionPlan]) -> tuple[dict[str, int]
 
 
 def _used_planned_bytes(plan: schema.ExecutionPlan) -> list[int]:
-    """Bytes of each memory-planned buffer, including the scratch that delegates have in it."""
+    """Bytes of each memory-planned buffer, including the scratch of delegates if the memory plan places it."""
     return [*plan.non_const_buffer_sizes[1:]] or [0]
 
 
 def application_bytes(plan: schema.ExecutionPlan) -> tuple[int, int]:
-    """Bytes of the inputs and of the outputs that the memory plan does not place, each in whole cache lines."""
+    """Compute (input bytes, output bytes) of the tensors that the application must allocate.
+
+    These are the inputs and outputs that the memory plan does not place. Each tensor occupies whole cache lines.
+    """
     inputs, outputs = (
         sum(
             round_to_cache_lines(_tensor_bytes(value))

@@ -1,8 +1,8 @@
 """Output structure of a method: the nested tuples, lists and dicts that contain its outputs.
 
-ExecuTorch stores the treespec of the model's outputs in the program (``ExecutionPlan.container_meta_type``). It is
-JSON: a version number and a tree of nodes. Each node has a type, a context (the keys of a dict, as JSON) and children.
-Named tuples and dataclasses become tuples.
+ExecuTorch stores the treespec of the model's outputs in the program (``ExecutionPlan.container_meta_type``). The
+treespec is JSON: a version number and a tree of nodes. Each node has a type, a context (the keys of a dict, as JSON)
+and children. Named tuples and dataclasses become tuples.
 """
 
 from __future__ import annotations

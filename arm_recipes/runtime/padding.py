@@ -18,7 +18,7 @@ def pad_inputs(tensors: Sequence[Tensor], expected: Signature, pad: Pad | None) 
     Args:
         tensors: inputs of the call.
         expected: signature of the shape variant.
-        pad: fill value for all inputs, or input name -> fill value.
+        pad: fill value for all inputs, or {name of an input: fill value}.
 
     Raises:
         ValueError: ``pad`` has no number for a tensor that must be padded.
@@ -43,8 +43,8 @@ def crop_outputs(outputs: Sequence[Any], axes: Sequence[Mapping[int, str]], size
 
     Args:
         outputs: outputs of the shape variant.
-        axes: for each output, axis -> name of its dimension.
-        sizes: name of a dimension -> size in this call.
+        axes: for each output, {axis: name of the dimension}.
+        sizes: {name of a dimension: size in this call}.
     """
     results = []
     for output, cropped_axes in zip(outputs, axes, strict=True):

@@ -15,7 +15,7 @@ from arm_recipes.runtime.ethosu_blocks import (
     NAMED_DATA_KEY_SIZE,
     NamedDataLookup,
     inline_external_blocks,
-    look_up_block,
+    look_up_external_data,
 )
 
 #: Prefixes of the keys of weights and of command streams. The data's SHA-256 follows; the key is cut to
@@ -26,12 +26,15 @@ _PART_HEADER = struct.Struct("<BI")  # whether the part is a key, and its length
 
 
 def content_key(data: bytes | memoryview, prefix: str = WEIGHTS_PREFIX) -> str:
-    """Key of weights or of a command stream among named data."""
+    """Compute the key by which named data contain these weights or this command stream."""
     return (prefix + hashlib.sha256(data).hexdigest())[:NAMED_DATA_KEY_SIZE]
 
 
 def matches_key(key: str, data: bytes | memoryview) -> bool:
-    """Whether a key contains the digest of data. Keys of other exporters have another form, and match all data."""
+    """Whether the digest in a key matches ``data``.
+
+    A key without a prefix of this package, which another exporter wrote, contains no digest. The result is then True.
+    """
     prefix = next((prefix for prefix in (WEIGHTS_PREFIX, COMMANDS_PREFIX) if key.startswith(prefix)), None)
     return prefix is None or content_key(data, prefix) == key
 
@@ -69,4 +72,4 @@ def _iter_parts(payload: memoryview, find_named_data: NamedDataLookup) -> Iterat
         if at > len(payload):
             raise PayloadError(f"damaged: a part of a payload has {length} bytes, {len(payload) - start} are left")
         part = payload[start:at]
-        yield look_up_block(bytes(part).decode(errors="replace"), find_named_data) if is_key else part
+        yield look_up_external_data(bytes(part).decode(errors="replace"), find_named_data) if is_key else part

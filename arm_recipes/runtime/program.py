@@ -1,6 +1,6 @@
 """``Program``: run a ``.pte`` on this machine, in ExecuTorch's runtime.
 
-The host plugin executes the delegates: it passes each to an emulator or interpreter of its target.
+The host plugin passes each delegate to the emulator or interpreter for the delegate's backend.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from arm_backend_core.compilation_log import DelegateRecord
     from arm_recipes.runtime.trace import TracedOperation
 
-#: Backends that this package executes and whose payload is not a TOSA graph. ``ethos-u`` is the operator of TFLite
-#: models that Vela compiled.
+#: Ids of this package's backends whose payload is not a TOSA graph. ``ethos-u`` stands for the custom operator in
+#: TFLite models that Vela compiled.
 _NON_TOSA_BACKENDS = frozenset({"EthosUBackend", "VgfBackend", "ethos-u"})
 
 
@@ -159,7 +159,7 @@ class Program:
         pad: Pad | None = None,
         **named: Any,
     ) -> list[Any]:
-        """Execute a method as ``run`` does, and return its outputs as ExecuTorch does.
+        """Execute a method as ``run`` does, but return the flat list of outputs that ExecuTorch's runtime returns.
 
         Returns:
             One value for each output of the program, in order. The new values of mutated inputs come first.
@@ -189,7 +189,7 @@ class Program:
         return crop_outputs(outputs, variants.outputs, sizes)
 
     def trace(self, *tensors: Any, method: str = "forward", **named: Any) -> Iterator[TracedOperation]:
-        """Execute a method, then execute its Ethos-U delegates again, and yield each of their operations.
+        """Execute a method, then execute its Ethos-U delegates again, and yield each NPU operation with its result.
 
         A copy of the program is loaded and executed. The copy's mutable buffers start with their initial values, and
         the buffers of this program do not change.

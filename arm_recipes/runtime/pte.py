@@ -14,7 +14,7 @@ from arm_recipes.runtime.flatbuffer import Flatbuffer, FlatbufferError, Table
 
 _MAGIC: Final = b"ET12"
 _HEADER_MAGIC: Final = b"eh00"
-#: Magic, length of the header, size of the flatbuffer, offset of the segments, size of the segments.
+#: Fields of the extended header: magic, length of the header, size of the flatbuffer, offset and size of the segments.
 _HEADER_STRUCT: Final = struct.Struct("<4sIQQQ")
 _HEADER_OFFSET: Final = 8
 #: Length of the older header, which lacks the size of the segments.
@@ -32,7 +32,7 @@ class PteTensor:
     Attributes:
         dtype: PyTorch's name of the dtype, for example ``int8``.
         shape: shape; its upper bound if ``dynamic``.
-        dynamic: whether the shape of a value may be smaller than ``shape``.
+        dynamic: whether the method also accepts or returns tensors that are smaller than ``shape``.
         dim_order: dimensions from the outermost to the innermost in memory.
     """
 
@@ -68,8 +68,7 @@ class PteMethod:
     """A method of the program.
 
     Attributes:
-        inputs, outputs: descriptions of tensors. A value that is not a tensor is described by its type, such as
-            ``Int``.
+        inputs, outputs: a ``PteTensor`` for each tensor. For any other value, the name of its type, such as ``Int``.
         operators: CPU kernels that the method calls, for example ``cortex_m::quantize_per_tensor.out``.
         delegates: in program order.
         constants: results of a constant method (no inputs, no instructions): int, float, bool, str, or a ``PteTensor``

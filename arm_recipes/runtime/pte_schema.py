@@ -114,7 +114,7 @@ class NamedData:
     segment_index = 1
 
 
-#: Members of the union ``KernelTypes``. Index 0 is an unset union.
+#: Members of the union ``KernelTypes``, by number. Number 0 means that the union has no value.
 VALUE_KINDS: Final = (
     "NONE",
     "Null",

@@ -1,4 +1,4 @@
-"""Sandbox process, ``python sandbox.py BACKEND < payload``: run an untrusted payload once, on zeros.
+"""Sandbox process, ``python sandbox.py BACKEND < payload``: run an untrusted payload once, with zeros as inputs.
 
 The exit code is 0 on success, and ``SANDBOX_UNAVAILABLE_EXIT_CODE`` if this machine lacks a dependency. The error
 message is one line on standard error. The process is separate, because the payload may crash it.

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-#: Padding value: one number for all inputs, or input name -> number.
+#: Padding value: one number for all inputs, or {name of an input: number}.
 Pad = float | Mapping[str, float]
 
 
@@ -21,9 +21,9 @@ class StoredShapeVariants:
 
     Attributes:
         name: name by which users call the method.
-        sizes_by_method: name of the exported variant -> (name of the dimension -> size).
-        inputs: for each input tensor, axis -> name of the dimension.
-        outputs: for each output tensor, axis -> name of the dimension.
+        sizes_by_method: sizes of each exported variant, for example ``{"forward__batch_8": {"batch": 8}}``.
+        inputs: dynamic axes of each input tensor, with the names of their dimensions, for example ``[{0: "batch"}]``.
+        outputs: dynamic axes of each output tensor, like ``inputs``.
     """
 
     name: str

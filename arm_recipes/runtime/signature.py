@@ -22,7 +22,8 @@ METADATA_KEY = "arm_recipes"
 #: placeholder in place of the CRC-32.
 _CHECKSUM_PREFIX, _CHECKSUM_PLACEHOLDER = b'{"crc32": "', "00000000"
 _CHECKSUM_PATTERN = re.compile(re.escape(_CHECKSUM_PREFIX) + rb'([0-9a-f]{8})", "methods": ')
-#: Suffixes of the constant methods by which ``stages.edge.edge_manager_passes`` publishes quantization parameters.
+#: Suffixes of the names of constant methods. ``stages.edge.edge_manager_passes`` adds such a method for each
+#: quantization parameter of an input or output.
 _QUANTIZATION_SUFFIXES = ("scale", "zp", "quant_min", "quant_max", "dtype")
 
 
@@ -117,8 +118,8 @@ def encode_metadata(
     """Encode the metadata: names of inputs and outputs by method.
 
     Args:
-        methods: inputs and outputs by method.
-        mutated_inputs: number of mutated inputs by method (see ``Signature``). Methods without mutated inputs may be
+        methods: {method: (its inputs, its outputs)}.
+        mutated_inputs: {method: number of mutated inputs} (see ``Signature``). Methods without mutated inputs may be
             missing.
         program_digest: for a reference program, the SHA-256 in hexadecimal of the program that it belongs to.
         shape_variants: shape variants by method, as JSON objects (see ``StoredShapeVariants.from_dict``).

@@ -27,8 +27,8 @@ from arm_recipes.runtime.tosa_flatbuffer import (
 )
 
 Array = np.ndarray[Any, Any]
-#: Attribute field -> its type: a TOSA enumeration, a ``struct`` format letter, or bytes. All other fields are vectors
-#: of int32.
+#: {attribute field: type}. A type is a TOSA enumeration, a letter of a ``struct`` format, or "bytes". All other fields
+#: are vectors of int32.
 _FIELD_TYPES: Final = {
     "nan_mode": "NanPropagationMode",
     "rounding_mode": "RoundingMode",
@@ -41,12 +41,12 @@ _FIELD_TYPES: Final = {
 }
 #: Constant operands that are vectors. The graph stores all other constant operands as numbers.
 _VECTOR_OPERANDS: Final = {("RESCALE", "multiplier"), ("RESCALE", "shift"), ("TABLE", "table")}
-#: Operators with nested graphs -> names of their two graphs.
+#: {operator with nested graphs: names of its two graphs, in the order of its attribute fields}.
 _NESTED_GRAPHS: Final = {"COND_IF": ("then_graph", "else_graph"), "WHILE_LOOP": ("cond_graph", "body_graph")}
-#: Limit of NumPy 1; NumPy 2 allows 64. TOSA's level 8K allows 6.
+#: Maximum rank of a tensor: the limit of NumPy 1. NumPy 2 allows 64, and TOSA's level 8K allows 6.
 _MAX_DIMENSIONS: Final = 32
 _CONSTANT_OPERATORS: Final = ("CONST", "CONST_SHAPE")
-#: Floating-point formats that numpy lacks -> their name in ml_dtypes.
+#: {floating-point format that NumPy lacks: name of the format in ml_dtypes}.
 _ML_DTYPES_NAMES: Final = {
     DType.BF16: "bfloat16",
     DType.FP8E4M3: "float8_e4m3fn",
@@ -56,7 +56,7 @@ _ML_DTYPES_NAMES: Final = {
     DType.FP6E3M2: "float6_e3m2fn",
     DType.FP4E2M1: "float4_e2m1fn",
 }
-#: Formats that are packed without padding -> bits of an element.
+#: {format whose elements are packed without padding: bits of an element}.
 _PACKED_BITS: Final = {DType.INT4: 4, DType.FP4E2M1: 4, DType.FP6E2M3: 6, DType.FP6E3M2: 6}
 
 
@@ -102,7 +102,7 @@ class _Reader:
             raise PayloadError(f"unknown {enumeration} {number}") from None
 
     def dtype(self, number: int) -> DType:
-        """Element type; an error if the compiler does not support it."""
+        """Element type of a tensor. A type that the compiler does not support is an error."""
         name = self.enum_name("DType", number)
         if name not in DType.__members__:
             raise PayloadError(f"tensors of type {name} are not supported")
@@ -278,7 +278,7 @@ def _read_parameter(value: Value, name: str, dtype: DType, *, vector: bool) -> A
 
 
 def _read_array(data: memoryview, value: Value) -> Array:
-    """Elements of a constant, in the numpy dtype that the graph stores."""
+    """Decode the elements of a constant, as the NumPy array that ``Value.data`` holds."""
     bits = _PACKED_BITS.get(value.dtype, 8 * value.dtype.bytes)
     count = prod(value.shape)
     length = (count * bits + 7) // 8

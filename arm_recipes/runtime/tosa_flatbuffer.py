@@ -63,7 +63,7 @@ class _TosaShape:
     data = 2
 
 
-#: TOSA's enumeration ``DType`` -> dtype name, which is PyTorch's name if PyTorch has the type.
+#: {number in TOSA's enumeration ``DType``: dtype name}. The name is PyTorch's if PyTorch has the type.
 _TOSA_DTYPES: Final = {
     1: "bool",
     2: "int4",
@@ -78,7 +78,7 @@ _TOSA_DTYPES: Final = {
     12: "float8_e5m2",
     17: "int64",
 }
-#: TOSA's enumeration ``DType`` -> bits of an element. SHAPE is missing, because shape operands have no tensor data.
+#: {number in TOSA's enumeration ``DType``: bits of an element}. SHAPE is missing, because shape operands have no data.
 #: MXINT8 is missing, because the compiler does not write it.
 _TOSA_BITS: Final = {
     1: 8,
@@ -162,7 +162,8 @@ class TosaGraph:
     """The main block of a TOSA flatbuffer.
 
     Attributes:
-        operators: operators except constants, in order. The export's record of the delegate lists the same operators.
+        operators: operators except constants, in order. ``DelegateRecord.tosa_operators`` lists the same operators in
+            the same order.
         inputs, outputs: names of the graph's inputs and outputs.
         tensor_bytes: size of each tensor, by name.
     """

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 class TracedOperation:
     """An executed NPU operation, with its result.
 
-    Without the record of the export, which ``ExportResult.trace`` passes, ``operator``, ``layer``, ``module`` and
-    ``source`` are empty, and ``scale`` and ``zero_point`` are None. An auxiliary operation, such as the DMA of a
-    layer's weights, has the names of the layer that it serves.
+    The fields ``operator``, ``layer``, ``module``, ``source``, ``scale`` and ``zero_point`` come from the record of the
+    export. ``ExportResult.trace`` has this record; for a program from ``load``, the fields are empty or None. An
+    auxiliary operation, such as the DMA of a layer's weights, has the names of the layer that it serves.
 
     Attributes:
         delegate_index: index of the delegate execution in the run.

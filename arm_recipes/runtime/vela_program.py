@@ -27,13 +27,14 @@ METHOD = "forward"
 
 
 class VelaProgram(Program):
-    """A TFLite model that Vela compiled to one NPU operator. Its memory keeps its contents between runs.
+    """A TFLite model that Vela compiled to one NPU operator. The arena keeps its contents between runs.
 
     Args:
         data: bytes of the ``.tflite``.
 
     Attributes:
-        model: the parsed file. The attribute ``content`` describes it like a ``.pte`` with one method and one delegate.
+        model: the parsed file. The attribute ``content`` describes the model as a ``.pte`` with one method and one
+            delegate.
 
     Raises:
         ProgramError: Vela did not compile the model, the file is damaged, some operators stay on the CPU, or there are

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from arm_recipes.runtime.errors import PayloadError
-from arm_recipes.runtime.ethosu_command_header import read_header
+from arm_recipes.runtime.ethosu_command_header import read_stream_header
 from arm_recipes.runtime.ethosu_payload import SCRATCH, EthosUPayload, EthosUPayloadContent, EthosUTensor
 from arm_recipes.runtime.flatbuffer import Flatbuffer, FlatbufferError, Table
 from arm_recipes.runtime.pte import ProgramError
@@ -86,9 +86,9 @@ _CUSTOM_OPERATOR_CODE = 32
 #: Custom code of the operators that Vela creates.
 ETHOS_U_CUSTOM_CODE: Final = "ethos-u"
 _ALLOCATION_METADATA = "OfflineMemoryAllocation"
-#: Words before the offsets: version, subgraph and number of tensors.
+#: Number of 32-bit words before the offsets in this metadata: version, subgraph and number of tensors.
 _ALLOCATION_HEADER_WORDS = 3
-#: ``TensorType`` -> (PyTorch's dtype name, bytes of an element).
+#: {number in TFLite's enumeration ``TensorType``: (PyTorch's dtype name, bytes of an element)}.
 _TENSOR_TYPES: Final = {
     0: ("float32", 4),
     1: ("float16", 2),
@@ -132,7 +132,7 @@ class VelaTflite:
         input_locations, output_locations: arena locations of ``inputs`` and ``outputs``.
         npu_operators: operators for the NPU, in execution order.
         cpu_operators: names of the other operators, in execution order.
-        arena_bytes: bytes of the arena that scratch and the model's inputs and outputs need.
+        arena_bytes: size of the arena, which contains scratch and the model's inputs and outputs.
         variables: tensors that keep their value between runs, each with the initial value of its elements.
     """
 
@@ -254,7 +254,7 @@ class _Reader:
             )
         commands = self._read_constant(inputs[_COMMANDS_INDEX], "its command stream")
         try:
-            header = read_header(commands)
+            header = read_stream_header(commands)
         except PayloadError as error:
             raise ProgramError(f"damaged: {error}") from None
         constants = self._read_constant(inputs[_CONSTANTS_INDEX], "its constants", may_be_empty=True)

@@ -24,7 +24,7 @@ _COMPARISON = Comparison(
 
 def _answers(report: Report, context: ExportContext, *comparisons: Comparison) -> dict[str, tuple[str, str]]:
     found = answer_questions(report, context, comparisons)
-    return {answer.question: (answer.figure, "; ".join(answer.details)) for answer in found}
+    return {answer.question: (answer.value, "; ".join(answer.details)) for answer in found}
 
 
 def test_fast_has_time_cycles_and_omitted_costs() -> None:
