@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -190,10 +191,20 @@ def _check_npu(runs: Sequence[Measurement], accelerator: str) -> None:
 def _compare_layers(
     measured: Mapping[str, float], method: str, report: Mapping[str, Any]
 ) -> list[tuple[str, str, int, float]]:
+    """Return (module, source line, estimated cycles, measured cycles) of each measured layer, most cycles first.
+
+    An NPU operation may compute a part of several layers. Its cycles are apportioned by the layers' estimates.
+    """
+    layers = [layer for layer in report.get("layers", ()) if layer["method"] == method]
+    totals: Counter[str] = Counter()  # tensor -> sum of the estimates of the layers that list it
+    for layer in layers:
+        totals.update(dict.fromkeys(layer["tensors"], max(layer["cycles"], 1)))
     rows = []
-    for layer in report.get("layers", ()):
-        cycles = [measured[tensor] for tensor in layer["tensors"] if tensor in measured]
-        if layer["method"] == method and cycles:
+    for layer in layers:
+        cycles = [
+            measured[name] * max(layer["cycles"], 1) / totals[name] for name in layer["tensors"] if name in measured
+        ]
+        if cycles:
             rows.append((layer["module"], layer["source"], layer["cycles"], sum(cycles)))
     return sorted(rows, key=lambda row: -row[3])
 

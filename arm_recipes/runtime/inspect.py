@@ -144,6 +144,8 @@ def inspect_program(source: str | Path | bytes, ptd: str | Path | bytes | None =
         ValueError: a file cannot be read.
         ProgramError: a file is damaged, or is neither a program nor a data file. This is a ``ValueError``.
     """
+    if isinstance(source, (bytearray, memoryview)):
+        source = bytes(source)
     if ptd is None and not isinstance(source, bytes) and (beside := data_file_path(source)).is_file():
         ptd = beside
     data_file = None if ptd is None else _read_bytes(ptd)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -46,6 +47,7 @@ class VelaProgram(Program):
     def __init__(self, data: bytes) -> None:
         self.model = read_vela_tflite(data)
         self._delegate = _create_delegate(self.model)
+        weakref.finalize(self, self._delegate.close)
         signature = Signature(self.model.inputs, self.model.outputs, frozenset())
         self._initialize(data, PteProgram({METHOD: _describe_method(self.model)}, {}), {METHOD: signature})
         self.reset()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from arm_recipes import ArmRecipeType, ExportResult
-from arm_recipes.report.measurements import compare_measurements, read_measurements
+from arm_recipes.report.measurements import Measurement, compare_measurements, read_measurements
 from tests.runtime.host_programs import export_small
 
 
@@ -76,3 +76,14 @@ def test_damaged_and_foreign_logs_are_refused(tmp_path: Path, lines: list[str], 
 def test_a_log_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot read"):
         read_measurements(tmp_path / "none.jsonl")
+
+
+def test_cycles_of_an_operation_of_several_layers_are_apportioned() -> None:
+    """The estimates of the layers are 300 and 100 cycles. The measured operation computes a part of both."""
+    layers = [
+        {"method": "forward", "module": name, "source": "", "cycles": cycles, "tensors": ["joint"]}
+        for name, cycles in (("conv", 300), ("relu", 100))
+    ]
+    run = Measurement("Ethos-U55-128", "forward", 0, layers={"joint": 1000})
+    (method,) = compare_measurements([run], {"layers": layers}).methods
+    assert [(row[0], row[3]) for row in method.layers] == [("conv", 750), ("relu", 250)]

@@ -41,7 +41,7 @@ def test_inspection_of_a_tosa_delegate() -> None:
     (source,), (result,) = delegate.payload.inputs, delegate.payload.outputs
     assert (source.dtype, source.shape, result.dtype, result.shape) == ("int8", (1, 3, 8, 8), "int16", (1, 4))
     assert delegate.compile_specs["tosa_spec"] == "TOSA-1.0+INT+int16"
-    method = inspect_program(program("tosa")).methods[0]
+    method = inspect_program(bytearray(program("tosa"))).methods[0]
     assert method.inputs == (TensorInfo("x", "float32", (1, 3, 8, 8)),)
     assert method.operators == ("cortex_m::quantize_per_tensor.out", "cortex_m::dequantize_per_tensor.out")
     assert method.planned_bytes > 0
