@@ -273,7 +273,7 @@ def _bare_tensor_notes(method: str, tensor: torch.Tensor | np.ndarray[Any, Any])
         remedies = [f"if it holds {shape[0]} samples, pass [(part,) for part in x.split(1)]"] * (len(shape) > 1)
         remedies += ["if it lacks the batch dimension, pass [(x.unsqueeze(0),)]"] * (len(shape) in (1, 3))
         yield (
-            f"the samples of '{method}' are one tensor x, which counts as one sample: the program takes "
+            f"the samples of '{method}' are one tensor x, which is used as one sample: the program takes "
             f"[{', '.join(map(str, shape))}] in every run; {'; '.join(remedies)}"
         )
 

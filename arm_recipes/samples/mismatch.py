@@ -137,8 +137,8 @@ def describe_input_mismatch(model: torch.nn.Module, sample: Inputs, description:
         error: the exception that the call raised.
 
     Returns:
-        one sentence with the input, its dtype and shape, the expected ones, and the remedy; None if the model runs on
-        fake tensors without a conversion, if no conversion helps, or after ``_MAX_SECONDS``.
+        one sentence: the input, its dtype and shape, the dtype and shape that the model takes, and the remedy. None if
+        the model runs on fake tensors without a conversion, if no conversion helps, or after ``_MAX_SECONDS``.
     """
     leaves, spec = pytree.tree_flatten((tuple(sample), sample.keywords))
     tensors = {index: leaf for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
@@ -204,8 +204,8 @@ def _weight_dtype(model: torch.nn.Module) -> torch.dtype:
 def _list_changes(tensors: Mapping[int, torch.Tensor], weight_dtype: torch.dtype) -> Iterator[tuple[_Change, ...]]:
     """Yield the changes of dtype, axis order and batch dimension to try.
 
-    All of them convert floating-point inputs to the dtype of the weights. The first does only this. In the others, one
-    input also gets another dtype or shape, or all inputs get a batch dimension.
+    Every item converts the floating-point inputs to the dtype of the weights. The first item does only this. In each
+    later item, one input also gets another dtype or shape, or all inputs get a batch dimension.
     """
     dtypes = {
         index: weight_dtype if kind_of(tensor.dtype) is ScalarKind.FLOAT else tensor.dtype

@@ -1,4 +1,4 @@
-"""Models that PyTorch's own flows have quantized or prepared: refuse those that cannot be captured, with the remedy."""
+"""Models that PyTorch's own quantization flows have changed: refuse models that cannot be captured, with the remedy."""
 
 from __future__ import annotations
 

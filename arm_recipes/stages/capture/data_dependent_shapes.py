@@ -296,7 +296,7 @@ def is_elementwise(node: Node) -> bool:
 
 
 def _make_nonzero_contiguous(graph: Graph) -> bool:
-    """Insert a copy after each ``nonzero`` of several dimensions, so that its readers read a contiguous tensor."""
+    """Insert a row-major copy after each ``nonzero`` whose operand has several dimensions. Its users read the copy."""
     changed = False
     for node in graph.find_nodes(op="call_function", target=aten.nonzero.default):
         value = node.meta["val"]

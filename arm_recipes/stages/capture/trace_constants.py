@@ -137,7 +137,7 @@ class TraceConstants(TorchFunctionMode):
         known = self._known.compute(function, args, kwargs)
         if known is not None and isinstance(known.value, Tensor):
             self.read_buffers |= known.buffers
-            result = known.value.clone()  # traced, so that the model may write it
+            result = known.value.clone()  # a traced copy, which the model may write
             self._known.record(result, known)
             return result
         if function_name(function) == "repeat_interleave":
