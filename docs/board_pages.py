@@ -4,8 +4,8 @@
     python docs/board_pages.py --check   # compare; write nothing
 
 NPU, configuration and memories come from ``boards.py`` and ``board_support.py`` of ``arm_recipes/recipe/`` and from
-Vela's configuration. This module has the build and flash steps of the vendors' tools, each with its source. Steps of
-these tools that no document describes are omitted.
+Vela's configuration. This module has the build and flash steps of the vendors' tools, each with its source. A step
+that no document describes is omitted.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Family:
-    """Boards that share their tools.
+    """Boards that are built and flashed with the same tools.
 
     Attributes:
         title: heading of the section.
@@ -234,7 +234,7 @@ def _board_cells(board: Board) -> Iterator[str]:
     yield "-" if support is None or support.zephyr is None else f"`{support.zephyr.target}`"
 
 
-#: Kind of memory -> its title.
+#: Titles of the kinds of memory in the table.
 _KIND_TITLES = {"flash": "flash", "dram": "DRAM", "sram": "SRAM"}
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-#: Dtype -> name of the corresponding Vulkan format in the scenario runner.
+#: Name of the Vulkan format in the scenario runner, by dtype.
 _VULKAN_FORMATS = {
     "bool": "R8BoolArm",
     "uint8": "R8Uint",
@@ -31,9 +31,9 @@ _VULKAN_FORMATS = {
     "float32": "R32Sfloat",
 }
 #: Number of runs after which a new scenario replaces the old one. While a scenario exists, the scenario runner (0.11)
-#: leaks 430 bytes of timings per run. A new scenario takes a third of a second for a small network. With 500 runs per
-#: scenario, resident memory was constant from run 7,000 to 16,000. With 4,000 runs it grew, because the freed blocks
-#: were too large for reuse.
+#: leaks 430 bytes of timings per run. To create a scenario takes a third of a second for a small network. With 500 runs
+#: per scenario, resident memory was constant from run 7,000 to 16,000. With 4,000 runs it grew, because the freed
+#: blocks were too large for reuse.
 _RUNS_PER_SCENARIO = 500
 
 
@@ -76,7 +76,7 @@ class VgfDelegate:
         self._scenario = None
 
     def _create_scenario(self) -> None:
-        """Create tensors and pipeline. They replace existing ones."""
+        """Create a scenario with the tensors and the pipeline. An earlier scenario is dropped first."""
         self._scenario, self._runs = None, 0
         runner = _import_scenario_runner()
         builder, source = runner.ScenarioBuilder(), runner.VgfInfo()

@@ -1,7 +1,7 @@
 """Parser of VGF files: reads inputs, outputs and sizes. A damaged file is an error, never a crash.
 
-Arm's own ``vgfpy`` does not check the offsets in a VGF file, so it is unsafe for damaged files. The private classes
-hold flatbuffer field numbers, under the names of ``vgf.fbs`` (ML SDK VGF library).
+Arm's own ``vgfpy`` does not check the offsets in a VGF file, so it is unsafe for damaged files. Each private
+class stands for a table or struct of ``vgf.fbs`` (ML SDK VGF library): its attributes are the field numbers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Description:
 _VGF_MAGIC: Final = b"VGF1"
 #: Magic and versions, then offset and size of four sections: modules, model sequence, model resources, constants.
 _VGF_HEADER_STRUCT: Final = struct.Struct("<4s12x8Q")
-#: ``VkFormat`` of the tensors that the model converter writes -> dtype.
+#: Dtypes by ``VkFormat`` number. The model converter writes tensors of these formats.
 _VULKAN_DTYPES: Final = {
     13: "uint8",
     14: "int8",
@@ -65,9 +65,9 @@ class VgfPayload:
     """Description of a VGF file.
 
     Attributes:
-        segments: number of segments: graphs and shaders that run in sequence.
+        segments: number of segments. A segment is a graph or a shader; they run in sequence.
         constant_bytes: size of the section with the constants.
-        bindings: descriptor binding of each input, then of each output.
+        bindings: number of the descriptor binding of each input, then of each output.
     """
 
     segments: int
@@ -117,11 +117,13 @@ def _slice_section(data: memoryview, offset: int, count: int) -> memoryview:
     return data[offset : offset + count]
 
 
-def _read_tensors(sequence_table: Table, resource_table: Table, slots: int, names: int) -> tuple[TensorInfo, ...]:
+def _read_tensors(
+    sequence_table: Table, resource_table: Table, slots_field: int, names_field: int
+) -> tuple[TensorInfo, ...]:
     resources = resource_table.tables(_ModelResourceTable.mrt_entry)
-    tensor_names = sequence_table.texts(names)
+    tensor_names = sequence_table.texts(names_field)
     tensors = []
-    for position, slot in enumerate(sequence_table.tables(slots)):
+    for position, slot in enumerate(sequence_table.tables(slots_field)):
         index = slot.number(_BindingSlot.mrt_index, "I")
         if index >= len(resources):
             raise PayloadError(f"damaged: the VGF file has no resource {index:,}")

@@ -93,7 +93,7 @@ def set_up_vulkan() -> Vulkan:
 
 
 def _load_loader() -> tuple[str, ctypes.CDLL]:
-    """Load the first loader of a sufficient version. Its symbols are global, so that other libraries use it."""
+    """Load the first loader of a sufficient version. Its symbols become global: libraries loaded later use them."""
     user_path = os.environ.get(LOADER_VARIABLE)
     rejections = []
     for path in [user_path] if user_path else _DEFAULT_LOADERS:

@@ -31,11 +31,11 @@ class Calibration:
 
     @property
     def loader(self) -> DataLoader[Any] | None:
-        """The source, if it is a ``DataLoader``; ``prepare_qat`` notes its batch size."""
+        """The source, if it is a ``DataLoader``. ``prepare_qat`` reports its batch size in a note."""
         return self._source if isinstance(self._source, DataLoader) else None
 
     def __call__(self) -> Iterator[Inputs]:
-        """Yield the samples as ``Inputs``, in the batch sizes of the source.
+        """Yield the samples as ``Inputs``, with the batch sizes of the source.
 
         Raises:
             ValueError: the source is not iterable, there are no samples, or one is not a valid model input.
@@ -43,7 +43,9 @@ class Calibration:
         yield from self._samples(None)
 
     def rebatch(self, input_signature: InputSignature) -> Iterator[Inputs]:
-        """Yield the samples. A ``DataLoader``'s batches lose their labels, and get the signature's batch size.
+        """Yield the samples.
+
+        The batches of a ``DataLoader`` lose their labels, and are split or joined to the signature's batch size.
 
         Raises:
             ValueError: as for ``__call__``.
@@ -81,7 +83,7 @@ def input_signature_of(model: GraphModule) -> InputSignature:
 
 
 class _CalibrationMonitor:
-    """Forward pre-hook of a prepared model that counts and validates the calibration samples."""
+    """Forward pre-hook of a prepared model: counts and validates the calibration samples, and removes their labels."""
 
     def __init__(self, model: GraphModule) -> None:
         self.sample_count = 0

@@ -156,7 +156,7 @@ class InputSignature:
 
     @property
     def constants(self) -> dict[str, Any]:
-        """The leaves that are not tensors, by name."""
+        """The expected constants (the leaves that are not tensors), by name."""
         pairs = zip(self.names, self.leaves, strict=True)
         return {name: leaf for name, leaf in pairs if not isinstance(leaf, torch.Tensor)}
 
@@ -165,7 +165,7 @@ class InputSignature:
         return Inputs(*sample[: self.spec.children()[0].num_children], **sample.keywords)
 
     def flatten(self, sample: Inputs, description: str) -> list[Any]:
-        """Return the sample's leaves in the order of the model. Dicts may have their keys in any order.
+        """Return the sample's leaves in the model's order of inputs. Dicts may have their keys in any order.
 
         Raises:
             ValueError: the sample has another structure.

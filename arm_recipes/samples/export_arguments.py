@@ -24,7 +24,7 @@ from arm_recipes.samples.optional_labels import optional_input_notes, reject_opt
 from arm_recipes.samples.quantized_models import reject_quantized_model
 
 Model = torch.nn.Module | ExportedProgram
-#: Method name -> samples. The first sample is used to capture the model, all samples to calibrate it.
+#: Samples by method name. The first sample is used to capture the model, all samples to calibrate it.
 Examples = dict[str, list[Inputs]]
 
 
@@ -53,7 +53,7 @@ def _dequantize_weights(models: dict[str, Model]) -> dict[str, Model]:
     """Dequantize the weights that torchao's ``quantize_`` quantized.
 
     If there are such weights, all modules are copied; the copies share the other weights with the originals. Other
-    effects of ``quantize_``, such as dynamic quantization of activations, are dropped. The recipe replaces them.
+    effects of ``quantize_``, such as dynamic quantization of activations, are dropped: the recipe quantizes the model.
     """
     modules = {method: model for method, model in models.items() if isinstance(model, torch.nn.Module)}
     tensors: list[Any] = [x for model in modules.values() for x in (*model.parameters(), *model.buffers())]
@@ -233,12 +233,12 @@ def resolve_loaders(samples: Any) -> Any:
 
 
 def batch_size_notes(samples: Any, models: Mapping[str, Model], examples: Examples) -> list[str]:
-    """Return notes on methods that are captured with the batch size of a ``DataLoader`` or of a bare tensor.
+    """Return notes on the batch size of methods whose samples are a ``DataLoader`` or a bare tensor.
 
-    Another note says which items of a ``DataLoader`` are inputs of the model, although they may be labels.
+    A ``DataLoader`` may get another note: items of its batches that are inputs of the model, but may be labels.
 
-    There is no note on an ``ExportedProgram``, because its batch size is fixed. There is none on a method with other
-    samples, such as a list, because the user chose their batch size.
+    An ``ExportedProgram`` gets no note, because its batch size is fixed. A method with other samples, such as a list,
+    gets none, because the user chose their batch size.
 
     Args:
         samples: the argument ``samples``, after ``resolve_loaders``.
@@ -273,7 +273,7 @@ def _bare_tensor_notes(method: str, tensor: torch.Tensor | np.ndarray[Any, Any])
         remedies = [f"if it holds {shape[0]} samples, pass [(part,) for part in x.split(1)]"] * (len(shape) > 1)
         remedies += ["if it lacks the batch dimension, pass [(x.unsqueeze(0),)]"] * (len(shape) in (1, 3))
         yield (
-            f"the samples of '{method}' are one tensor x, which counts as one sample: the program takes "
+            f"the samples of '{method}' are one tensor x, which is used as one sample: the program takes "
             f"[{', '.join(map(str, shape))}] in every run; {'; '.join(remedies)}"
         )
 
@@ -281,8 +281,8 @@ def _bare_tensor_notes(method: str, tensor: torch.Tensor | np.ndarray[Any, Any])
 def _batch_size(loader: DataLoader[Any], first: Inputs) -> int:
     """Return the number of items of the first batch.
 
-    Returns 1 if the loader does not batch, or if the first dimension of the inputs cannot be the batch dimension: its
-    size differs among the inputs, or is larger than the loader's batch size.
+    Returns 1 if the loader yields single samples (``batch_size=None``), or if the first dimension of the inputs cannot
+    be the batch dimension: its size differs among the inputs, or is larger than the loader's batch size.
     """
     tensors = [leaf for leaf in InputSignature.from_inputs(first).leaves if isinstance(leaf, torch.Tensor)]
     sizes = {tensor.shape[0] if tensor.dim() else 1 for tensor in tensors}
@@ -298,7 +298,9 @@ def reject_dynamic_shapes(models: Mapping[str, Model], dynamic_shapes: Any) -> N
     Raises:
         ValueError: ``dynamic_shapes`` is set, or a program has a symbolic dimension.
     """
-    advice = "Arm targets are compiled for fixed shapes: list those to export, sizes={'name of the dimension': [1, 8]}"
+    advice = (
+        "Arm targets are compiled for fixed shapes: list the sizes to export, sizes={'name of a dimension': [1, 8]}"
+    )
     if dynamic_shapes:
         raise ValueError(f"dynamic_shapes={dynamic_shapes!r}: {advice}")
     for method, model in models.items():
@@ -312,8 +314,8 @@ def reject_dynamic_shapes(models: Mapping[str, Model], dynamic_shapes: Any) -> N
                 text = ", ".join("?" if axis in axes else str(size) for axis, size in enumerate(shape))
                 raise ValueError(
                     f"input '{name}' of method '{method}' has the dynamic shape [{text}]. Arm targets are compiled for "
-                    f"fixed shapes: list those to export, sizes={{'{name}_{axes[0]}': [1, 8]}} (command line: --sizes "
-                    f"{name}_{axes[0]}=1,8)"
+                    f"fixed shapes: list the sizes to export, sizes={{'{name}_{axes[0]}': [1, 8]}} (command line: "
+                    f"--sizes {name}_{axes[0]}=1,8)"
                 )
 
 

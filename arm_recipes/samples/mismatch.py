@@ -1,4 +1,4 @@
-"""Samples that do not fit the model: find the input, what was expected, and the conversion.
+"""Samples that do not fit the model: find the input, the dtype and shape that the model takes, and how to convert it.
 
 A conversion is tried before a message suggests it: the model runs on fake tensors of the converted dtypes and shapes.
 """
@@ -31,7 +31,7 @@ from arm_recipes.samples.operand_dtypes import RequireEqualDtypes
 
 #: Trials stop after this number of seconds.
 _MAX_SECONDS = 20.0
-#: Number of sizes to try on each side of the estimated size.
+#: Sizes that differ from the estimated size by at most this number are tried.
 _SIZE_RADIUS = 3
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -110,7 +110,15 @@ def input_names(model: torch.nn.Module, sample: Inputs) -> list[str]:
 
 @dataclass(frozen=True)
 class _Change:
-    """A change of one leaf of a sample. ``code`` is empty if no code can convert it."""
+    """A change of one leaf of a sample to another dtype or shape.
+
+    Attributes:
+        leaf: index of the leaf.
+        dtype: the new dtype.
+        shape: the new shape.
+        code: code to append to the leaf, such as ``.unsqueeze(0)``; "" if no code can convert the leaf.
+        reason: why the leaf does not fit, or "".
+    """
 
     leaf: int
     dtype: torch.dtype
@@ -129,8 +137,8 @@ def describe_input_mismatch(model: torch.nn.Module, sample: Inputs, description:
         error: the exception that the call raised.
 
     Returns:
-        one sentence with the input, its dtype and shape, the expected ones, and the remedy; None if the model runs on
-        fake tensors without a conversion, if no conversion helps, or after ``_MAX_SECONDS``.
+        one sentence: the input, its dtype and shape, the dtype and shape that the model takes, and the remedy. None if
+        the model runs on fake tensors without a conversion, if no conversion helps, or after ``_MAX_SECONDS``.
     """
     leaves, spec = pytree.tree_flatten((tuple(sample), sample.keywords))
     tensors = {index: leaf for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
@@ -139,12 +147,13 @@ def describe_input_mismatch(model: torch.nn.Module, sample: Inputs, description:
         if not tensors or _runs(model, leaves, spec, ()):
             return None
         layer = _find_layer(error, model)
-        weights = _weight_dtype(model)
-        for changes in (*_list_changes(tensors, weights), *_list_changes_for_layer(tensors, layer)):
+        weight_dtype = _weight_dtype(model)
+        for changes in (*_list_changes(tensors, weight_dtype), *_list_changes_for_layer(tensors, layer)):
             if time.monotonic() > deadline:
                 return None
             if _runs(model, leaves, spec, changes):
-                return _describe_changes(changes, tensors, input_names(model, sample), description, weights)
+                names = input_names(model, sample)
+                return _describe_changes(changes, tensors, names, description, weight_dtype)
     return None
 
 
@@ -192,14 +201,14 @@ def _weight_dtype(model: torch.nn.Module) -> torch.dtype:
     return next(iter(dtypes)) if len(dtypes) == 1 else torch.float32
 
 
-def _list_changes(tensors: Mapping[int, torch.Tensor], weights: torch.dtype) -> Iterator[tuple[_Change, ...]]:
+def _list_changes(tensors: Mapping[int, torch.Tensor], weight_dtype: torch.dtype) -> Iterator[tuple[_Change, ...]]:
     """Yield the changes of dtype, axis order and batch dimension to try.
 
-    All of them convert floating-point inputs to the dtype of the weights. The first does only this. In the others, one
-    input also gets another dtype or shape, or all inputs get a batch dimension.
+    Every item converts the floating-point inputs to the dtype of the weights. The first item does only this. In each
+    later item, one input also gets another dtype or shape, or all inputs get a batch dimension.
     """
     dtypes = {
-        index: weights if kind_of(tensor.dtype) is ScalarKind.FLOAT else tensor.dtype
+        index: weight_dtype if kind_of(tensor.dtype) is ScalarKind.FLOAT else tensor.dtype
         for index, tensor in tensors.items()
     }
     base = tuple(
@@ -209,7 +218,7 @@ def _list_changes(tensors: Mapping[int, torch.Tensor], weights: torch.dtype) -> 
         yield base
     for index, tensor in tensors.items():
         others = tuple(change for change in base if change.leaf != index)
-        for dtype in dict.fromkeys((dtypes[index], weights, torch.int64)):
+        for dtype in dict.fromkeys((dtypes[index], weight_dtype, torch.int64)):
             if dtype != dtypes[index]:
                 yield (_change(index, tensor, dtype), *others)
             for conversion in list_shape_conversions(tensor.shape):
@@ -243,7 +252,7 @@ def _find_layer(error: Exception, model: torch.nn.Module) -> tuple[str, torch.nn
 def _list_changes_for_layer(
     tensors: Mapping[int, torch.Tensor], layer: tuple[str, torch.nn.Module, torch.Tensor] | None
 ) -> Iterator[tuple[_Change, ...]]:
-    """Yield changes of a sample's shape that may give a layer the number of channels or features that it declares.
+    """Yield changes of an input's shape with which the layer may get its ``in_channels`` or ``in_features``.
 
     The first changes set the axis of the channels or features to this number. Further changes set the spatial sizes, on
     which the number of features may depend.
@@ -264,7 +273,7 @@ def _list_changes_for_layer(
 
 
 def _list_spatial_changes(index: int, tensor: torch.Tensor, ratio: float, reason: str) -> Iterator[tuple[_Change, ...]]:
-    """Yield changes of the spatial sizes that multiply their product by about ``ratio``. Multiples of 8 come first."""
+    """Yield changes of the spatial sizes: their product grows about ``ratio`` times. Multiples of 8 come first."""
     spatial = tensor.shape[2:]
     scale = float(ratio ** (1 / len(spatial)))
     offsets = range(-_SIZE_RADIUS, _SIZE_RADIUS + 1)
@@ -278,15 +287,15 @@ def _describe_changes(
     tensors: Mapping[int, torch.Tensor],
     names: Sequence[str],
     description: str,
-    weights: torch.dtype,
+    weight_dtype: torch.dtype,
 ) -> str:
     change = changes[0]
     tensor, name = tensors[change.leaf], names[change.leaf]
     got = describe_tensor(dtype_name(tensor.dtype), tensor.shape)
     expected = describe_tensor(dtype_name(change.dtype), change.shape)
     text = f"{input_description(description, change.leaf, name)} is {got}, the model takes {expected}"
-    if change.shape == tuple(tensor.shape) and change.dtype == weights != torch.float32:
-        weight = f"its weights are {dtype_name(weights)}"
+    if change.shape == tuple(tensor.shape) and change.dtype == weight_dtype != torch.float32:
+        weight = f"its weights are {dtype_name(weight_dtype)}"
         converted = "" if tensor.dtype == torch.float32 else " and float32 samples"
         return f"{text}: {weight}; pass the model converted with model.float(){converted}"
     if change.reason:

@@ -1,6 +1,6 @@
-"""Operand dtypes of matrix products and recurrent layers: PyTorch checks that they are equal at run time only.
+"""Operand dtypes of matrix products and recurrent layers must be equal. PyTorch checks this only at run time.
 
-Tracing accepts unequal dtypes, so the check is repeated here.
+Tracing accepts unequal dtypes, so this module checks them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def check_operand_dtypes(graph: Graph) -> None:
 
 
 class RequireEqualDtypes(TorchDispatchMode):
-    """Dispatch mode for runs on fake tensors: raises where ``check_operand_dtypes`` does."""
+    """Dispatch mode for runs on fake tensors: raises for the operators that ``check_operand_dtypes`` rejects."""
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -64,6 +64,6 @@ class RequireEqualDtypes(TorchDispatchMode):
 
 
 def _dtypes(values: Iterable[Any]) -> list[str]:
-    """The names of the dtypes of tensors, in their order."""
+    """The names of the tensors' dtypes without duplicates, in order of first use."""
     tensors = (value for value in values if isinstance(value, torch.Tensor))
     return list(dict.fromkeys(dtype_name(tensor.dtype) for tensor in tensors))

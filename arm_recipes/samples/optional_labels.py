@@ -1,9 +1,10 @@
 """Labels of a ``DataLoader`` that would become an optional input of the model: ``forward(x, labels=None)``.
 
 The batches of a ``DataLoader`` are usually (inputs, labels). If the model's second parameter is required, the second
-tensor of a batch is its input. If the parameter is optional, this tensor may be the labels or the input. One integer or
-boolean per sample of the batch is refused. One float per sample is an input, and the report gets a note. Tensors of
-other shapes are inputs. For a parameter named after labels, such as ``target``, every tensor is refused.
+tensor of a batch is its input. If the parameter is optional, this tensor may be the labels or the input. A tensor
+with one integer or boolean per sample of the batch is refused. A tensor with one float per sample is an input, and the
+report gets a note. Tensors of other shapes are inputs. For a parameter named after labels, such as ``target``, every
+tensor is refused.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from arm_backend_core.scalar_kind import INTEGER_OR_BOOL, ScalarKind, kind_of
 from arm_recipes._internal.conversions import describe_tensor, dtype_name
 from arm_recipes.samples.call_inputs import Inputs
 
-#: Names of parameters that are labels, whatever their dtype and shape. With them, a model computes its loss.
+#: Parameters with these names take labels, whatever their dtype and shape. With labels, a model computes its loss.
 _LABEL_NAMES = frozenset({"label", "labels", "target", "targets"})
 
 
@@ -27,12 +28,12 @@ def reject_optional_label(model: Any, sample: Any, suffix: str) -> None:
     """Refuse a batch of a ``DataLoader`` with an item that may be labels or an optional input of the model.
 
     Raises:
-        ValueError: the item holds one integer or boolean per item of the batch, such as labels or the lengths of
+        ValueError: the item holds one integer or boolean per sample of the batch, such as labels or the lengths of
             sequences; or the parameter is named after labels.
     """
     for index, value, name in _optional_tensors(model, sample):
-        is_number_per_item = kind_of(value.dtype) in INTEGER_OR_BOOL and _has_one_number_per_item(value)
-        if is_number_per_item or name in _LABEL_NAMES:
+        is_number_per_sample = kind_of(value.dtype) in INTEGER_OR_BOOL and _has_one_number_per_sample(value)
+        if is_number_per_sample or name in _LABEL_NAMES:
             raise ValueError(
                 f"samples{suffix}: item {index} of the DataLoader's batches is {_describe(value)}, which may be labels "
                 f"or the optional input '{name}' of the model. If labels, leave them out: {_inputs_code(index)}; "
@@ -42,9 +43,9 @@ def reject_optional_label(model: Any, sample: Any, suffix: str) -> None:
 
 
 def optional_input_notes(method: str, model: Any, sample: Any) -> Iterator[str]:
-    """Yield a note on each optional input of the model that gets one float per item of a ``DataLoader``'s batch."""
+    """Yield a note on each optional input that gets one float per sample of a ``DataLoader``'s batch."""
     for index, value, name in _optional_tensors(model, sample):
-        if kind_of(value.dtype) is ScalarKind.FLOAT and _has_one_number_per_item(value):
+        if kind_of(value.dtype) is ScalarKind.FLOAT and _has_one_number_per_sample(value):
             yield (
                 f"item {index} of the DataLoader's batches, {_describe(value)}, is the optional input '{name}' of "
                 f"'{method}'; if it is the label, leave it out: {_inputs_code(index)}"
@@ -52,7 +53,7 @@ def optional_input_notes(method: str, model: Any, sample: Any) -> Iterator[str]:
 
 
 def _optional_tensors(model: Any, sample: Any) -> Iterator[tuple[int, torch.Tensor, str]]:
-    """Yield (index, tensor, name of the parameter) of the tensors that become optional inputs."""
+    """Yield (index in the sample, tensor, parameter name) for each tensor that an optional parameter takes."""
     if isinstance(model, ExportedProgram) or not isinstance(sample, (tuple, list)):
         return
     if isinstance(sample, Inputs) and sample.keywords:
@@ -63,7 +64,7 @@ def _optional_tensors(model: Any, sample: Any) -> Iterator[tuple[int, torch.Tens
             yield index, value, parameter.name
 
 
-def _has_one_number_per_item(x: torch.Tensor) -> bool:
+def _has_one_number_per_sample(x: torch.Tensor) -> bool:
     return x.dim() < 2 or (x.dim() == 2 and x.shape[1] == 1)
 
 

@@ -1,4 +1,4 @@
-"""Models that PyTorch's own flows have quantized or prepared: refuse those that cannot be captured, with the remedy."""
+"""Models that PyTorch's own quantization flows have changed: refuse models that cannot be captured, with the remedy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 #: Packages of the modules that eager, FX and dynamic quantization insert.
 _QUANTIZED = ("torch.ao.nn.quantized.", "torch.ao.nn.intrinsic.quantized.", "torch.ao.nn.sparse.quantized.")
-#: Modules whose classes observe ranges.
+#: Python modules of the observers and fake quantizers that prepared models contain.
 _OBSERVERS = (
     "torch.ao.quantization.observer",
     "torch.ao.quantization.fake_quantize",
@@ -30,7 +30,7 @@ _PASS_PREPARED = (
 def reject_quantized_model(model: torch.nn.Module) -> None:
     """Refuse models of ``prepare_qat``, and of PyTorch's quantization flows: eager, FX and dynamic.
 
-    Of the PT2E flow, prepared models are refused. Models of ``convert_pt2e`` can be captured.
+    Models that ``prepare_pt2e`` returns are refused too. Models that ``convert_pt2e`` returns can be captured.
 
     Raises:
         TypeError: the model is quantized or prepared; the message names the layer and says what to pass.
@@ -57,5 +57,5 @@ def reject_quantized_model(model: torch.nn.Module) -> None:
 
 
 def _is_packed(value: Any) -> bool:
-    """Whether an attribute is an object with packed weights. An FX graph module has such attributes itself."""
+    """Whether an attribute is an object with packed weights. FX quantization stores them in the graph module itself."""
     return isinstance(value, torch.ScriptObject) and "PackedParams" in str(value._type())

@@ -18,7 +18,7 @@ from arm_recipes.samples.call_inputs import Inputs, InputSignature
 from arm_recipes.samples.export_arguments import Examples, Model
 from arm_recipes.types import Sizes
 
-#: Axis -> ``torch.export.Dim``, for the dynamic dimensions of a tensor.
+#: The dynamic dimensions of a tensor: ``{1: Dim("seq")}`` for axis 1.
 DynamicAxes = dict[int, Any]
 
 
@@ -27,9 +27,9 @@ class ShapeVariants:
     """A method with dynamic shapes, exported once per combination of sizes.
 
     Attributes:
-        sizes_by_method: name of the exported method -> size of each dimension.
-        inputs: for each input tensor, axis -> name of the dimension.
-        outputs: for each output tensor, axis -> name of the dimension, for axes that ``infer_output_axes`` found.
+        sizes_by_method: sizes of the dimensions by exported method, for example ``{"forward__seq_8": {"seq": 8}}``.
+        inputs: names of the dynamic dimensions of each input tensor, by axis, for example ``[{1: "seq"}]``.
+        outputs: the same for each output tensor. ``infer_output_axes`` sets it.
     """
 
     sizes_by_method: dict[str, dict[str, int]]
@@ -37,7 +37,7 @@ class ShapeVariants:
     outputs: list[dict[int, str]] = field(default_factory=list)
 
     def infer_output_axes(self, shapes: Mapping[str, Sequence[Sequence[int]]]) -> None:
-        """Infer the dimensions of the outputs from their shapes in each method."""
+        """Infer which axes of the outputs are dynamic dimensions, from ``shapes``: the output shapes by method."""
         first, *_ = self.sizes_by_method
         self.outputs = [
             {
@@ -72,16 +72,17 @@ def expand_methods_by_size(
 ) -> tuple[dict[str, Model], Examples, dict[str, ShapeVariants]]:
     """Replace each method that has dynamic shapes by one method per combination of sizes.
 
-    A sample fits a method if no size of the method exceeds that of the sample. Each sample except the first calibrates
-    the fitting method with the largest product of sizes, and is truncated to these sizes. A sample that fits no method
-    is not used. The first sample calibrates every method. It is truncated, and repeated where it is too short.
+    A sample fits a method if it is at least as large as the method's sizes in all dimensions. Each sample except the
+    first calibrates the fitting method with the largest product of sizes, and is truncated to these sizes. A sample
+    that fits no method is not used. The first sample calibrates every method. It is truncated, and repeated where it is
+    too short.
 
     Returns:
         models, samples, and shape variants, by method name.
 
     Raises:
-        ValueError: ``sizes`` names an unknown dimension or lacks one, a size is out of the dimension's bounds, no input
-            has the dimension itself (``2 * n``, but not ``n``), or ``dynamic_shapes`` is invalid.
+        ValueError: ``sizes`` names an unknown dimension or lacks one, a size is out of the dimension's bounds, inputs
+            have only a derived dimension (``2 * n``, but not ``n``), or ``dynamic_shapes`` is invalid.
     """
     is_by_method = isinstance(dynamic_shapes, Mapping) and dynamic_shapes.keys() <= models.keys()
     by_method = dynamic_shapes if is_by_method else {"forward": dynamic_shapes}
@@ -162,7 +163,7 @@ def derive_dimension(expression: sympy.Expr, dims: Mapping[sympy.Symbol, Any], n
 
     Args:
         expression: the size of a dimension.
-        dims: symbol -> the dimension whose size it is.
+        dims: dimensions by the symbol of their size.
         name: name of the dimension in the message.
 
     Raises:

@@ -40,7 +40,7 @@ class MXLinear(nn.Linear):
     format: str
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [.., IC] to [.., OC], of the same type."""
+        """Map x [.., IC] to [.., OC], of the same dtype."""
         result: torch.Tensor = MX_LINEAR(x, self.weight, self.bias, self.format)
         return result
 
@@ -51,7 +51,7 @@ class MXConv2d(nn.Conv2d):
     format: str
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [(N,) IC, H, W] to [(N,) OC, H, W], of the same type."""
+        """Map x [(N,) IC, H, W] to [(N,) OC, H, W], of the same dtype."""
         window = [list(values) for values in (self.stride, self.padding, self.dilation)]
         result: torch.Tensor = MX_CONV2D(x, self.weight, self.bias, *window, self.format)
         return result
@@ -106,7 +106,7 @@ def describe_unscaled_layers(model: nn.Module, method: str) -> tuple[list[str], 
 def _to_block_scaled(module: nn.Module, config: MXConfig) -> nn.Module:
     """Change the class of a layer in place.
 
-    The names of its parameters stay the same. Several modules may share the layer, and it may be the root module.
+    So its parameters keep their names, modules that share the layer still share it, and it may be the root module.
     """
     if can_block_scale(module):
         module.__class__ = MXLinear if isinstance(module, nn.Linear) else MXConv2d

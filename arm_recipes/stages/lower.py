@@ -30,7 +30,7 @@ _DATA_MOVEMENT = (
     *(_ATEN.view_copy.default, _ATEN.expand_copy.default, _ATEN.permute_copy.default, _ATEN.cat.default),
     *(_ATEN.slice_copy.Tensor, _ATEN.select_copy.int, _ATEN.clone.default),
 )
-#: Functions that ExecuTorch's decompositions do not change (``target`` of a call_function node).
+#: Targets of call_function nodes that ExecuTorch's decompositions leave unchanged.
 _NOT_DECOMPOSED = (
     executorch_call_delegate,
     operator.getitem,
@@ -46,7 +46,7 @@ def make_lowering_recipe(
 ) -> LoweringRecipe:
     """Build the lowering part of a recipe: delegate with ``partitioner``, then apply ``edge_manager_passes``.
 
-    The compile config equals that of ExecuTorch's XNNPACK recipes, so ``ExportRecipe.combine`` accepts both.
+    ExecuTorch's XNNPACK recipes have the same compile config, so ``ExportRecipe.combine`` accepts both recipes.
     """
     return LoweringRecipe(
         partitioners=[partitioner],
@@ -56,7 +56,7 @@ def make_lowering_recipe(
 
 
 class FastLowerStage(EdgeTransformAndLowerStage):
-    """Variant of ExecuTorch's lowering stage that does not retrace programs that have nothing to decompose.
+    """ExecuTorch's lowering stage, but programs without operators to decompose are not retraced.
 
     ExecuTorch retraces every program to decompose the operators outside of delegates. The retrace takes half of the
     export time of a small model. This stage skips it if only operators without decompositions remain in all methods:
@@ -98,7 +98,7 @@ class FastLowerStage(EdgeTransformAndLowerStage):
 def _delegate_methods(partitioner: Any, programs: Mapping[str, ExportedProgram]) -> dict[str, ExportedProgram]:
     """Partition and delegate every method. If Vela fails on the chosen alternatives, try again without alternatives.
 
-    Although Vela compiles each region that the cost model tries, it may fail on the whole graph.
+    The cost model compiles each region with Vela, but Vela may still fail on the whole graph.
     """
     from arm_backend_core import compilation_log
     from arm_backend_core.errors import CompileError

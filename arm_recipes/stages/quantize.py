@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from arm_backend_core.quantization.ptq import ObservedProgram, SharedTensors
     from arm_backend_core.quantization.quantizer import ArmQuantizer
 
-#: Wraps the calibration samples of a method in a progress bar, or returns them unchanged.
+#: A function (samples, method name) that wraps calibration samples in a progress bar, or returns them unchanged.
 TrackSamples = Callable[[Iterable[Any], str], Iterable[Any]]
 
 
@@ -46,7 +46,7 @@ class AlgorithmRecipe(QuantizationRecipe):
 def recipe_algorithms(recipe: QuantizationRecipe) -> Collection[str]:
     """Return the algorithms of a recipe.
 
-    A combined recipe has the algorithms that its quantizers of this package share. A recipe without such a quantizer
+    A combined recipe has the algorithms that all its quantizers of this package name. A recipe without such a quantizer
     has the default algorithms.
     """
     if isinstance(recipe, AlgorithmRecipe):
@@ -98,8 +98,8 @@ def make_quantization_recipe(
 class _RejectOption:
     """Pre-prepare pass that rejects an option: ``qat`` or ``min_sqnr``.
 
-    ``FastQuantizeStage`` supports these options and skips this pass, if it has a single ``ArmQuantizer``. Otherwise,
-    ExecuTorch's stage or torchao's passes run it. They do not train with fake quantization, and compute no SQNR.
+    With a single ``ArmQuantizer``, ``FastQuantizeStage`` supports these options and skips this pass. Otherwise the pass
+    runs, because ExecuTorch's stage and torchao do not train with fake quantization, and compute no SQNR.
 
     Attributes:
         name: name of the option.
@@ -147,8 +147,8 @@ class FastQuantizeStage(QuantizeStage):
     captured program itself is quantized, so no second capture is needed. Other quantizers use torchao's passes.
 
     Attributes:
-        float_programs: method -> program before quantization, for methods that this package's quantizer quantized.
-        output_sqnr: method -> SQNR of each output in dB, see ``quantization.diagnostics.output_sqnr``.
+        float_programs: programs before quantization, for the methods that this package's quantizer quantized.
+        output_sqnr: SQNR of each output in dB, by method (``quantization.diagnostics.output_sqnr``).
         notes: warnings for the user.
     """
 
@@ -215,8 +215,8 @@ class FastQuantizeStage(QuantizeStage):
     def has_single_arm_quantizer(self) -> bool:
         """Whether this package quantizes the captured program itself.
 
-        The only quantizer must be an ``ArmQuantizer``, and the recipe must not have other passes that run on the module
-        before preparation or after conversion.
+        The only quantizer must be an ``ArmQuantizer``. The recipe must not have pre-prepare passes other than
+        ``_RejectOption``, and no post-convert passes.
         """
         from arm_backend_core.quantization.quantizer import ArmQuantizer
 
@@ -246,7 +246,7 @@ class FastQuantizeStage(QuantizeStage):
     def _quantize(
         self, programs: Mapping[str, ExportedProgram], models: Mapping[str, Any], examples: Mapping[str, list[Inputs]]
     ) -> dict[str, ExportedProgram]:
-        """Calibrate the methods in order, each from the buffer values that the previous one left, and quantize them."""
+        """Calibrate the methods in order, each with the buffer values that its predecessor left, and quantize them."""
         from arm_backend_core import compilation_log
         from arm_backend_core.aten.constant_folding import fold_constant_weights_of_program
         from arm_backend_core.program import copy_program
@@ -335,7 +335,7 @@ class FastQuantizeStage(QuantizeStage):
     def calibrate(
         self, method: str, model: Any, examples: list[Inputs], after_sample: Callable[[], None] | None = None
     ) -> Any:
-        """Run the samples through a prepared model, and call ``after_sample`` after each."""
+        """Run the samples through a prepared model, and call ``after_sample`` after each sample."""
         recipe = self._quantization_recipe
         model = self._apply_passes(model, recipe.post_prepare_passes)
         for sample in self._progress(_calibration_samples(recipe.calibration_inputs_fn, model, examples), method):
@@ -390,7 +390,7 @@ class FloatProgram:
 
     Attributes:
         program: the captured program.
-        float_constants: name in the quantized program's signature -> the constant's values before quantization.
+        float_constants: values of constants before quantization, by name in the quantized program's signature.
         ranges: minimum and maximum of the calibration values, by the name of the quantize operator.
     """
 

@@ -42,14 +42,14 @@ METHOD = "forward"
 
 
 class FakeQuantizedModel(torch.nn.Module):
-    """A model with fake quantization. It has the model's call signature, and rounds as the program does.
+    """A model with fake quantization. It has the model's call signature, and rounds as the exported program does.
 
-    The parameters with the prefix ``model.`` are those of the model. With ``ranges="learned"``, the parameters with the
+    The parameters with the prefix ``model.`` are the model's own. With ``ranges="learned"``, the parameters with the
     prefix ``ranges.`` scale the activation ranges. The state dict holds the complete training state of the model.
 
     Attributes:
         model: the model.
-        ranges: ranges of the activations, in program order, named by the tensors of the program.
+        ranges: ranges of the activations in program order. Their names contain the names of the program's tensors.
         steps: number of training steps (calls in training mode) so far.
         batch_norm_steps: number of training steps in which batch norms use batch statistics and update the running
             statistics. After them, the running statistics are frozen.
@@ -278,12 +278,12 @@ def model_to_train(models: Mapping[str, Any]) -> torch.nn.Module:
 
 
 def _detach_computed_weights(model: torch.nn.Module) -> dict[int, Any]:
-    """Return detached copies of the weights that pruning or weight normalization computes, as a memo of ``deepcopy``.
+    """Detach and copy the weights that pruning or weight normalization computes, for the memo of ``deepcopy``.
 
     ``deepcopy`` refuses tensors with gradient history. The next call of the model computes these weights again.
 
     Returns:
-        Identity of each such weight -> its copy.
+        ``{id(weight): copy}`` for each such weight.
     """
     values = [value for module in model.modules() for value in vars(module).values()]
     return {id(x): x.detach().clone() for x in values if isinstance(x, Tensor) and not x.is_leaf}

@@ -398,7 +398,9 @@ def test_a_tensor_alone_is_one_sample_and_the_report_says_so(given: Any, remedie
     assert len(notes) == (remedies is not None)
     if remedies is not None:
         shape = list(result.inputs[0].shape)
-        assert notes[0].startswith("the samples of 'forward' are one tensor x, which counts as one sample: the program")
+        assert notes[0].startswith(
+            "the samples of 'forward' are one tensor x, which is used as one sample: the program"
+        )
         assert f"takes {shape} in every run" in notes[0]
         assert notes[0].endswith(remedies)
 

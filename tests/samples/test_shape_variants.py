@@ -116,7 +116,7 @@ def test_inputs_with_different_sizes_of_one_dimension_are_refused() -> None:
 @pytest.mark.parametrize(
     ("sizes", "shapes", "message"),
     [
-        (None, SHAPES, "list those to export, sizes="),
+        (None, SHAPES, "list the sizes to export, sizes={'name of a dimension'"),
         ({"batch": [1]}, SHAPES, "there are none for the dynamic dimension 'seq'"),
         ({**SIZES, "length": [1]}, SHAPES, "no dynamic dimension 'length'; there are: 'batch', 'seq'"),
         ({"batch": [1], "seq": [128]}, SHAPES, "128 of 'seq' is not a size from 1 to 64"),

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from arm_backend_core.program import shares_memory
 from arm_recipes.stages.capture.buffer_aliases import (
-    find_unshareable_buffer,
+    describe_unshareable_buffer,
     mark_read_state_as_mutated,
     merge_buffer_aliases,
 )
@@ -60,7 +60,7 @@ def test_names_are_merged_if_the_buffer_is_written(writes: bool) -> None:
     assert (unified is not program) is writes
     assert list(unified.state_dict) == (["one"] if writes else ["one", "other"])
     assert list(program.state_dict) == ["one", "other"]
-    assert find_unshareable_buffer({"forward": unified}) is None
+    assert describe_unshareable_buffer({"forward": unified}) is None
 
 
 class Reading(nn.Module):

@@ -34,9 +34,9 @@ class _ProgramTensor:
     Attributes:
         method: name of the method.
         name: name of the tensor in the program.
-        kind: kind in the program's signature.
-        node: its placeholder.
-        tensor: its value.
+        kind: kind of the tensor in the program's signature.
+        node: placeholder of the tensor.
+        tensor: value of the tensor.
         identity: from ``tensor_identity``.
     """
 
@@ -56,7 +56,7 @@ def merge_buffer_aliases(program: ExportedProgram) -> ExportedProgram:
     """Merge the names of each buffer that the program mutates, and constants that are aliases of a buffer.
 
     Such a constant is, for example, a cache that is both a buffer and a plain attribute of the model. Unused views of
-    mutated buffers are removed. PyTorch cannot functionalize a program with any of these.
+    mutated buffers are removed. PyTorch cannot functionalize a program that contains such names, constants or views.
 
     Returns:
         ``program`` itself if there is nothing to merge, else a copy.
@@ -79,7 +79,11 @@ def merge_buffer_aliases(program: ExportedProgram) -> ExportedProgram:
 
 
 def _find_replacements(program: ExportedProgram) -> dict[str, str | None]:
-    """Find the tensors to remove: name of a tensor -> name of the buffer that replaces it; None if it is unused."""
+    """Find the tensors to remove.
+
+    Returns:
+        for example ``{"alias": "cache", "view": None}``: the buffer "cache" replaces "alias", and "view" is unused.
+    """
     tensors = list(_iterate_tensors("", program))
     mutated = [each for each in tensors if is_written(each.node)]
     buffers: dict[TensorIdentity, str] = {}
@@ -101,14 +105,15 @@ def _find_replacements(program: ExportedProgram) -> dict[str, str | None]:
 def mark_read_state_as_mutated(programs: Mapping[str, ExportedProgram]) -> dict[str, ExportedProgram]:
     """Mark buffers that one method mutates as mutated in the methods that only read them.
 
-    In a method that only reads a buffer, the new value is the value that it has read. Without the mark, the program of
-    this method would store the buffer as a constant, with its value at export.
+    A method that only reads the buffer then returns the value that it has read as the buffer's new value. Without the
+    mark, the program of this method would store the buffer as a constant, with its value at export.
 
     Args:
         programs: programs by method name. They must hold the modules' own tensors, not copies.
 
     Returns:
-        The programs by method name. A program that only reads a buffer which another method writes is a copy.
+        The programs by method name. A program that only reads a buffer that another method writes is replaced by a
+        copy.
     """
     mutated = {method: mutated_buffers(program) for method, program in programs.items()}
     tensors = {method: list(_iterate_tensors(method, program)) for method, program in programs.items()}
@@ -123,11 +128,11 @@ def mark_read_state_as_mutated(programs: Mapping[str, ExportedProgram]) -> dict[
 
 
 def _add_identity_mutations(program: ExportedProgram, names: Mapping[str, str]) -> ExportedProgram:
-    """Add a buffer mutation for each of the buffers: the new value is the value that the method read.
+    """Add a mutation of each buffer in ``names``. The new value is the value that the method read.
 
     Args:
         program: the program, which is edited.
-        names: name of a buffer -> name of its placeholder.
+        names: name of the placeholder of each buffer, by the buffer's name.
 
     Returns:
         ``program``.
@@ -149,8 +154,8 @@ def _add_identity_mutations(program: ExportedProgram, names: Mapping[str, str]) 
     return program
 
 
-def find_unshareable_buffer(programs: Mapping[str, ExportedProgram]) -> str | None:
-    """Find a mutated buffer that shares memory with another tensor in a way that a program cannot represent.
+def describe_unshareable_buffer(programs: Mapping[str, ExportedProgram]) -> str | None:
+    """Describe a mutated buffer that shares memory with another tensor in a way that a program cannot represent.
 
     Args:
         programs: programs by method name. They must hold the modules' own tensors, not copies.

@@ -25,7 +25,7 @@ from arm_recipes.samples.call_inputs import Inputs, register_dataclasses
 from arm_recipes.samples.mismatch import describe_input_mismatch
 from arm_recipes.samples.operand_dtypes import check_operand_dtypes
 from arm_recipes.stages.capture.buffer_aliases import (
-    find_unshareable_buffer,
+    describe_unshareable_buffer,
     mark_read_state_as_mutated,
     merge_buffer_aliases,
 )
@@ -78,7 +78,7 @@ class Capture:
     def capture_early(
         self, method: str, model: torch.nn.Module, example: Inputs, dynamic_shapes: Any = None
     ) -> ExportedProgram:
-        """Capture ``model`` now and keep the program for the next call with this method."""
+        """Capture ``model`` now, and keep the program: the next call with the same ``method`` returns it."""
         self._early_programs[method] = program = self(method, model, example, dynamic_shapes)
         return program
 
@@ -169,11 +169,11 @@ class Capture:
         strict: bool,
         written_buffers: frozenset[str] = frozenset(),
     ) -> ExportedProgram:
-        """Export ``model``. The values of ``written_buffers`` (qualified names) are not read."""
+        """Export ``model``. During the trace, the values of ``written_buffers`` (qualified names) are unknown."""
         trace_constants = TraceConstants(model, written_buffers)
         # Strict capture does not support function modes.
         constants_mode = contextlib.nullcontext() if strict else trace_constants
-        # On failure, torch prints the partial graph. The exception has the relevant information.
+        # On failure, torch prints the partial graph. It is dropped, because the exception has the relevant information.
         redirected_stderr = contextlib.redirect_stderr(io.StringIO())
         with (
             torch.no_grad(),
@@ -258,7 +258,7 @@ def _check_branch_buffers(program: ExportedProgram, read_buffers: Collection[str
 def _check_mutated_tensors(method: str, program: ExportedProgram) -> None:
     """Check that every mutated tensor is a buffer that does not overlap another tensor of the program.
 
-    PyTorch treats other mutated tensors as constants. Custom objects are rejected.
+    A mutated tensor that is not a buffer would be a constant of the program. Custom objects are rejected too.
 
     Raises:
         ValueError: a check failed. The message names the tensors, or the class of the custom object.
@@ -285,7 +285,7 @@ def _check_mutated_tensors(method: str, program: ExportedProgram) -> None:
                 f"the model writes into a tensor of shape {shape} that is none of its buffers (it is read as "
                 f"'{spec.target}'): call register_buffer() with it, so that its value persists between calls"
             )
-    if problem := find_unshareable_buffer({method: program}):
+    if problem := describe_unshareable_buffer({method: program}):
         raise ValueError(problem)
 
 
@@ -308,12 +308,12 @@ def _advise_against_write(parameter: Node) -> str:
 def mark_shared_state(programs: Mapping[str, ExportedProgram]) -> dict[str, ExportedProgram]:
     """Mark each buffer that one method mutates as mutated in all methods that read it.
 
-    Call this before a stage copies the buffers: shared buffers are recognized by their memory.
+    The programs must hold the modules' own buffers, not copies: shared buffers are recognized by their memory.
 
     Raises:
         ExportError: a mutated buffer overlaps another tensor. The message names both.
     """
-    if problem := find_unshareable_buffer(programs):
+    if problem := describe_unshareable_buffer(programs):
         raise ExportError(problem)
     return mark_read_state_as_mutated(programs)
 

@@ -17,7 +17,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
-#: Maximum number of elements of a known tensor: twice the number of 16 x 16 patches in an image of 2048 x 1024 pixels.
+#: The values of larger tensors are not known. This number of elements is enough for two numbers per 16 x 16 patch of an
+#: image of 2048 x 1024 pixels.
 _MAX_ELEMENTS = 1 << 14
 _BUILTIN_TYPES = (
     types.BuiltinFunctionType,
@@ -45,15 +46,15 @@ class _Unknown(Exception):
 
 
 class ConstantPropagation:
-    """Constant propagation in one trace, with the values that are known.
+    """Constant propagation in one trace. The object stores the known values of traced tensors.
 
     Args:
-        model: its buffers with at most ``_MAX_ELEMENTS`` elements are known.
-        written_buffers: qualified names of the buffers that the model writes, so that their values are not known.
+        model: the model. The values of its buffers with at most ``_MAX_ELEMENTS`` elements are known.
+        written_buffers: qualified names of the buffers that the model writes. Their values are not known.
     """
 
     def __init__(self, model: torch.nn.Module, written_buffers: frozenset[str]) -> None:
-        #: (dtype, shape) of a buffer -> qualified name, module, name in the module, value.
+        #: Buffers by (dtype, shape). An entry is (qualified name, module, name in the module, value).
         self._buffers: dict[Any, list[tuple[str, torch.nn.Module, str, Tensor]]] = {}
         for path, module in model.named_modules():
             for key, x in module._buffers.items():
@@ -61,7 +62,7 @@ class ConstantPropagation:
                 if x is not None and x.numel() <= _MAX_ELEMENTS and name not in written_buffers:
                     entry = name, module, key, x.detach().clone()
                     self._buffers.setdefault((x.dtype, x.shape), []).append(entry)
-        self._computed: Any = WeakIdKeyDictionary()  # traced tensor -> address of its storage, known value
+        self._computed: Any = WeakIdKeyDictionary()  # by traced tensor: (address of its storage, known value)
 
     def find(self, x: Any) -> KnownValue | None:
         """Return the known value of a traced tensor; None if it is not known."""
@@ -120,7 +121,8 @@ class ConstantPropagation:
     def propagate(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Record the values of ``result``, which ``function`` returned, and of the tensors that ``function`` wrote.
 
-        If the written values are unknown, the values of all tensors in the same memory are forgotten.
+        If the written values are unknown, the values of all tensors in the same memory are forgotten. The same holds
+        for the operands of a function that is not PyTorch's, because it may write them.
         """
         results = pytree.tree_leaves(result)
         writes = _is_in_place(function, kwargs)
@@ -182,7 +184,7 @@ def _is_small(x: Tensor) -> bool:
 
 
 def _is_constant(x: Tensor) -> bool:
-    """Whether a tensor existed before the trace: traced tensors are fake, those inside ``vmap`` are wrapped."""
+    """Whether a tensor existed before the trace: traced tensors are fake, or wrapped (inside ``vmap``)."""
     is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor(x) or torch._is_functional_tensor(x)
     return type(x) is Tensor and x.device.type != "meta" and not is_wrapped
 
@@ -203,7 +205,7 @@ def _require_plain(leaf: Any) -> Any:
 
 
 def _is_torch_function(function: Any) -> bool:
-    """Whether ``function`` is PyTorch's own: no operator of another library, and no higher-order operator."""
+    """Whether ``function`` is PyTorch's own, not an operator of another library, and not a higher-order operator."""
     if isinstance(function, (OpOverload, OpOverloadPacket)):
         return str(function).startswith(("aten.", "prims."))
     module = str(getattr(function, "__module__", ""))

@@ -100,7 +100,7 @@ def _select_to_gather(graph: Graph) -> bool:
 
 
 def _fold_determined_scalars(graph: Graph) -> bool:
-    """Replace scalars that are read from a tensor but have one possible value, and numbers computed from them.
+    """Fold ``item()`` of tensors if shapes determine its value, and fold the numbers that are computed from it.
 
     PyTorch has derived this value from shapes. For any other value, the model itself would raise an exception.
     """
@@ -218,7 +218,7 @@ class _UnmaskedCopy:
     Args:
         graph: the graph, which is edited.
         shape: shape of ``x``.
-        leading_rank: number of dimensions before those of the mask.
+        leading_rank: number of dimensions of ``x`` before the mask's dimensions.
         mask: the mask.
         is_same_mask: whether two masks are equal.
     """
@@ -228,7 +228,7 @@ class _UnmaskedCopy:
     ) -> None:
         self._graph, self._shape = graph, shape
         self._leading_rank, self._mask, self._is_same_mask = leading_rank, mask, is_same_mask
-        #: Number of dimensions after those of the mask, along which other operands may vary.
+        #: Number of dimensions of ``x`` after the mask's dimensions. Other operands may vary only along these.
         self._trailing_rank = len(shape) - leading_rank - mask.meta["val"].dim()
         self._copies: dict[Node, Node] = {}
 
@@ -296,7 +296,7 @@ def is_elementwise(node: Node) -> bool:
 
 
 def _make_nonzero_contiguous(graph: Graph) -> bool:
-    """Insert a copy after each ``nonzero`` of several dimensions, so that its readers read a contiguous tensor."""
+    """Insert a row-major copy after each ``nonzero`` whose operand has several dimensions. Its users read the copy."""
     changed = False
     for node in graph.find_nodes(op="call_function", target=aten.nonzero.default):
         value = node.meta["val"]

@@ -23,7 +23,7 @@ from arm_recipes.stages.capture.constant_propagation import (
     has_static_shape,
 )
 
-#: Tensor methods that read values -> the Python function that computes their result.
+#: Tensor methods that read values. The value of each key is a function that computes the method's result.
 _VALUE_READS: dict[Any, Callable[[Tensor], Any]] = {
     Tensor.__bool__: bool,
     Tensor.__int__: int,
@@ -33,7 +33,7 @@ _VALUE_READS: dict[Any, Callable[[Tensor], Any]] = {
     Tensor.tolist: lambda x: x.tolist(),
 }
 _INTEGER_TYPES = (torch.int8, torch.int16, torch.int32, torch.int64)
-#: Functions of a tensor whose other arguments are sizes, positions and lengths.
+#: Functions whose first argument is a tensor. Integers in their other arguments are sizes, positions or lengths.
 _SIZE_ARGUMENT_NAMES = {
     *("expand", "narrow", "narrow_copy", "repeat", "reshape", "roll", "split", "split_with_sizes", "tile", "unflatten"),
     *("unsafe_split", "unsafe_split_with_sizes", "view", "chunk", "unsafe_chunk", "pad", "new_zeros", "new_ones"),
@@ -64,7 +64,7 @@ class TraceConstants(TorchFunctionMode):
 
     Args:
         model: the model.
-        written_buffers: qualified names of the buffers that the model writes, so that their values must not be read.
+        written_buffers: qualified names of the buffers that the model writes. Their values must not be read.
 
     Attributes:
         read_buffers: qualified names of the buffers whose values were read.
@@ -88,7 +88,7 @@ class TraceConstants(TorchFunctionMode):
             )
         if function == data.__get__:
             function = Tensor.detach
-        if get_proxy_mode() is None:  # torch.export prepares the trace
+        if get_proxy_mode() is None:  # the trace has not begun
             return function(*args, **kwargs)
         if function in _VALUE_READS and len(args) == 1 and (known := self._known.find(args[0])) is not None:
             return self._read(known, _VALUE_READS[function])
@@ -128,16 +128,16 @@ class TraceConstants(TorchFunctionMode):
         return args, kwargs
 
     def _compute_data_dependent_result(self, function: Any, args: Any, kwargs: Any) -> Tensor | None:
-        """Compute the result of a function with a data-dependent output shape from known values.
+        """If a function has a data-dependent output shape, compute its result from known values.
 
-        None for other functions, and if the values that determine the shape are not known.
+        Returns None for other functions, and if the values that determine the shape are not known.
         """
         if not _has_data_dependent_shape(function, args):
             return None
         known = self._known.compute(function, args, kwargs)
         if known is not None and isinstance(known.value, Tensor):
             self.read_buffers |= known.buffers
-            result = known.value.clone()  # traced, so that the model may write it
+            result = known.value.clone()  # a traced copy, which the model may write
             self._known.record(result, known)
             return result
         if function_name(function) == "repeat_interleave":
@@ -147,7 +147,7 @@ class TraceConstants(TorchFunctionMode):
     def _repeat_by_index(
         self, input: Tensor, repeats: Any = None, dim: int | None = None, *, output_size: int | None = None
     ) -> Tensor | None:
-        """Compute ``repeat_interleave`` by a constant index, if ``repeats`` is a known tensor."""
+        """Compute ``repeat_interleave`` as ``index_select`` with a constant index, if ``repeats`` is a known tensor."""
         known = self._known.find(repeats)
         if known is None or not has_static_shape(input):
             return None
@@ -206,8 +206,8 @@ def ignore_weight_assignments(model: torch.nn.Module) -> Iterator[None]:
     """Suppress PyTorch's warning about weights that pruning, normalization and recurrent layers assign in each call.
 
     PyTorch warns of every tensor that a call assigns to an attribute, because an exported program does not assign it.
-    Pruning and normalization compute the weight from parameters in each call, and recurrent layers collect their
-    parameters in the list ``_flat_weights``, so nothing is lost.
+    These assignments are not needed: pruning and normalization compute the weight from parameters in each call, and
+    recurrent layers collect their parameters in the list ``_flat_weights``.
     """
     names = [
         rf"{re.escape(f'self.{prefix}' + '.' * bool(prefix))}_flat_weights\[\d+\]"

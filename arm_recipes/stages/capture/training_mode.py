@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
     from torch.fx import Node
 
-#: Number of layers or lines that a message names.
+#: Maximum number of layers or source lines that a message names.
 _MAX_LOCATIONS = 4
 # Remedies.
 _CALL_EVAL = "call model.eval() before torch.export.export()"
@@ -29,7 +29,7 @@ _RANDOM_NUMBERS = "draws random numbers at every run, so that its results differ
 
 
 def describe_training_behavior(program: ExportedProgram, *, captured_by_user: bool = False) -> list[str]:
-    """Describe the operators with training behavior: one sentence for each kind, with layers or lines, and a remedy.
+    """Describe operators with training behavior: a sentence for each kind, with the layers or lines and a remedy.
 
     Args:
         program: the captured program.

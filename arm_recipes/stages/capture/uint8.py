@@ -92,10 +92,10 @@ def _is_uint8_data_movement(node: Node) -> bool:
 
 
 def _copy_as_float(graph: Graph, data_movement: Container[Node]) -> dict[tuple[Node, torch.dtype], Node]:
-    """Copy uint8 data movement for each floating-point type that consumers need, and cast its inputs.
+    """Copy uint8 data movement for each floating-point type that its consumers compute in, and cast the copies' inputs.
 
     Returns:
-        (node, type) -> copy.
+        the copies by (original node, floating-point type).
     """
     needed_types: dict[Node, set[torch.dtype]] = {}
     for node in reversed(graph.nodes):

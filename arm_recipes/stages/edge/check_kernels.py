@@ -28,7 +28,7 @@ _UNSUPPORTED_DTYPES = frozenset({torch.uint16, torch.uint32, torch.uint64, torch
 _QUANTIZABLE_FLOAT_DTYPES = (torch.float16, torch.float32, torch.float64)
 #: Largest rank of the operand of ExecuTorch's convolution kernel: [N, C, H, W].
 _MAX_CONVOLUTION_RANK = 4
-#: Kernels that a firmware for an Arm target has. ExecuTorch's pip package lacks them.
+#: Kernels of the firmware for Arm targets. ExecuTorch's pip package does not have them.
 _FIRMWARE_KERNELS = frozenset(f"{LIBRARY_NAMESPACE}::{name}.out" for name in KERNELS)
 
 
@@ -36,7 +36,8 @@ class CheckRunnable:
     """Edge manager pass: detect CPU operators that would not load or run on the device.
 
     Args:
-        required: True raises an error, "warn" warns, False does neither. The report always lists them.
+        required: True raises an error for such operators, "warn" warns, False ignores them. The report always lists
+            these operators.
     """
 
     def __init__(self, required: bool | Literal["warn"]) -> None:

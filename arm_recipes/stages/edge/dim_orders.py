@@ -1,10 +1,10 @@
 """Dim orders outside the delegates: ExecuTorch's kernels read and write contiguous tensors.
 
 A program input keeps the memory format of its sample, because a delegate reads ``torch.channels_last`` directly. The
-kernels of ExecuTorch's libraries need operands and results of one dim order. Some check it, and the program stops with
-an error; others (``flip``, ``cat``, ``gather``, ``constant_pad_nd``, ``topk``) do not, and return wrong values or write
-outside their tensors. This module therefore copies operands that are not contiguous to contiguous tensors, except for
-operators that are known to handle other dim orders.
+kernels of ExecuTorch's libraries need operands and results of one dim order. Some kernels check it, and the program
+stops with an error. ``flip``, ``cat``, ``gather``, ``constant_pad_nd`` and ``topk`` do not check it: they return wrong
+values, or write outside their tensors. This module therefore copies operands that are not contiguous to contiguous
+tensors, except for operators that are known to handle other dim orders.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ _KERNEL_NAMESPACES = (LIBRARY_NAMESPACE, NAMESPACE)
 def legalize_dim_orders(manager: EdgeProgramManager) -> Sequence[Any]:
     """Edge manager pass: insert layout copies, so that CPU operators read contiguous tensors.
 
-    A copy also converts the new value of a mutated input or buffer to the dim order of that input or buffer. Dim order
+    A copy also converts the new value of a mutated input or buffer to the dim order of the old value. Dim order
     copies, ``quantize_per_tensor`` and ``dequantize_per_tensor`` accept any dim order. Delegates and Cortex-M kernels
     read the dim order for which they were compiled. A constant is stored contiguous unless a delegate, a Cortex-M
-    kernel, a dim order copy or control flow reads it, or it is an output. Inputs and outputs keep their layout, except
-    that an output that a CPU operator computes is contiguous.
+    kernel, a dim order copy or control flow reads it, or it is an output. Inputs keep their
+    layout. An output is contiguous if a CPU operator computes it, and keeps its layout otherwise.
     """
     for method in manager.methods:
         program = manager.exported_program(method)
@@ -101,11 +101,11 @@ def check_dim_orders(manager: Any, methods: Iterable[str]) -> None:
     for method in methods:
         for module in _graph_modules(manager.exported_program(method).graph_module):
             for node in module.graph.nodes:
-                if node.op == "call_function" and (problem := _find_unsupported_order(node)) is not None:
+                if node.op == "call_function" and (problem := _describe_unsupported_order(node)) is not None:
                     raise ExportError(f"'{method}': {problem}")
 
 
-def _find_unsupported_order(node: fx.Node) -> str | None:
+def _describe_unsupported_order(node: fx.Node) -> str | None:
     if node.target is operator.getitem or _handles_layouts(node):
         return None
     results = [] if "out" in node.kwargs else [node]  # the result of an out variant is one of its operands
@@ -152,8 +152,8 @@ def _legalize(
 
     Args:
         module: the graph.
-        output_orders: position of an output -> the dim order that it must have.
-        former_orders: constant that is stored contiguous now -> its former dim order.
+        output_orders: required dim orders of outputs, by position of the output.
+        former_orders: former dim orders of the constants that ``_store_constants_contiguous`` changed.
     """
     copies = _LayoutCopies(module.graph, former_orders)
     for node in list(module.graph.nodes):
@@ -181,7 +181,7 @@ class _LayoutCopies:
         self.changed = False
         self._graph = graph
         self._copies: dict[tuple[fx.Node, Layout], fx.Node] = {}
-        #: Constant or result that is contiguous now -> its former dim order; None for several results.
+        #: Former dim orders of the constants and results that became contiguous. None for a node with several results.
         self._former_orders: dict[fx.Node, Layout | None] = {**former_orders}
 
     def convert_operands(self, node: fx.Node) -> None:
@@ -240,10 +240,10 @@ class _LayoutCopies:
 def _store_constants_contiguous(program: ExportedProgram) -> dict[fx.Node, Layout]:
     """Store parameters, buffers and constants contiguous.
 
-    Those that a delegate, dim order copy, Cortex-M kernel, control flow or the output reads keep their layout.
+    A tensor keeps its layout if a delegate, dim order copy, Cortex-M kernel, control flow or the output reads it.
 
     Returns:
-        placeholder of such a constant -> its former dim order, if it was not contiguous.
+        former dim orders of the tensors whose layout changed, by placeholder.
     """
     former_orders: dict[fx.Node, Layout] = {}
     signature = program.graph_signature
@@ -266,7 +266,7 @@ def _store_constants_contiguous(program: ExportedProgram) -> dict[fx.Node, Layou
 
 
 def _mutated_orders(program: ExportedProgram) -> dict[int, Layout]:
-    """Position of the new value of a mutated input or buffer -> dim order of that input or buffer."""
+    """The dim orders of mutated inputs and buffers, by the output position of their new value."""
     signature = program.graph_signature
     placeholders = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
     buffers = {name: placeholder for placeholder, name in signature.inputs_to_buffers.items()}
@@ -290,7 +290,7 @@ def _name(node: fx.Node) -> str:
 
 
 def _handles_layouts(node: fx.Node) -> bool:
-    """Whether an operator reads and writes tensors of any dim order, or of those that its lowering has chosen."""
+    """Whether an operator supports any dim order, or needs the dim orders that its lowering has chosen."""
     name = _name(node)
     is_kernel = name.partition("::")[0] in _KERNEL_NAMESPACES and name not in _LAYOUT_PRESERVING
     return is_kernel or name in _DIM_ORDER_COPIES or node.target in (executorch_call_delegate, memory.alloc)

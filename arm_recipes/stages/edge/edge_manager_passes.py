@@ -74,7 +74,7 @@ def store_initial_state(manager: EdgeProgramManager) -> Sequence[Any]:
 def lower_integer_remainder(manager: EdgeProgramManager) -> Sequence[Any]:
     """Rewrite integer ``remainder`` on the CPU to x - floor(x / y) * y.
 
-    ExecuTorch's ``remainder`` kernels return the sign of x for integers: -3 % 2 is 1 in PyTorch and -1 in ExecuTorch.
+    For integers, the result of ExecuTorch's kernels has the sign of x: -3 % 2 is 1 in PyTorch and -1 in ExecuTorch.
     """
     aten = exir_ops.edge.aten
     for method in manager.methods:
@@ -120,7 +120,7 @@ def lower_scaled_addition(manager: EdgeProgramManager) -> Sequence[Any]:
 
 
 def lower_shifts(manager: EdgeProgramManager) -> Sequence[Any]:
-    """Rewrite the operators of ``x << y`` and ``x >> y`` on the CPU to equivalent ones that have ExecuTorch kernels.
+    """Rewrite the operators of ``x << y`` and ``x >> y`` on the CPU to equivalent operators with kernels in ExecuTorch.
 
     PyTorch does not define the result of a shift by a negative number, or by at least the number of bits of x.
     """
@@ -151,7 +151,7 @@ def lower_shifts(manager: EdgeProgramManager) -> Sequence[Any]:
 
 
 def _make_scalar(value: Any, like: Node) -> Node:
-    """Insert a tensor [] with a number, of the dtype of ``like``'s result."""
+    """Insert a scalar tensor (shape []) with the value, in the dtype of ``like``'s result."""
     example = like.meta["val"]
     scalar = like.graph.call_function(exir_ops.edge.aten.full.default, ([], value), {"dtype": example.dtype})
     scalar.meta = {**like.meta, "val": example.new_full((), value)}
@@ -213,8 +213,8 @@ def _move_dequantize_after(lookup: Node, dequantize: Node) -> None:
 def copy_aliased_outputs(manager: EdgeProgramManager) -> Sequence[Any]:
     """Copy outputs that are inputs, constants or earlier outputs, for ``plan_outputs=False``.
 
-    The application sets the memory of each output. An input that is also an output would lose its data, and of two
-    outputs that are one tensor, only the last would be written.
+    The application sets the memory of each output. Without the copy, an input that is also an output would lose its
+    data. If two outputs were one tensor, only the last one would be written.
     """
     for method in manager.methods:
         _copy_outputs(manager.exported_program(method), lambda value, seen: value.op == "placeholder" or value in seen)
@@ -261,7 +261,8 @@ def use_cortex_m_quantize(manager: EdgeProgramManager) -> Sequence[Any]:
     """Replace quantize and dequantize outside the delegates by the ``cortex_m`` operators of firmware.
 
     ``cortex_m`` has no kernels for per-channel parameters, for integers other than int8 and int16, and for
-    floating-point types other than float32. Such nodes keep ExecuTorch's operators, which the partitioner has loaded.
+    floating-point types other than float32. Such nodes keep ExecuTorch's operators, whose library the partitioner has
+    loaded.
     """
     from arm_backend_core.cortex_m.custom_ops import edge_operator
 

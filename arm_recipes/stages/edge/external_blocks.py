@@ -1,7 +1,8 @@
 """External blocks: move the command streams and weights of Ethos-U delegates to a data file (``.ptd``).
 
-The file is deployed apart from the program: in another memory, or by updates over the air. Each block becomes named
-data, in the wire format that ExecuTorch's own ``EthosUBackend`` reads too.
+A block is a part of the delegate's payload, such as the command stream. The file is deployed apart from the program: in
+another memory, or by updates over the air. Each moved block becomes named data, in the wire format that ExecuTorch's
+own ``EthosUBackend`` reads too.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 #: Tag of the data file in ExecuTorch's store of named data.
 DATA_FILE_TAG: Final = "arm_recipes"
-#: Block -> (prefix of its key in the named data, key of the compile spec that holds the checksum of the block).
+#: For each block: (prefix of its key in the named data, key of the compile spec that holds its checksum).
 _KEYS_OF_BLOCK: Final = {
     BlockName.COMMANDS: (COMMANDS_PREFIX, COMMANDS_CHECKSUM_KEY),
     BlockName.WEIGHTS: (WEIGHTS_PREFIX, WEIGHTS_CHECKSUM_KEY),

@@ -2,14 +2,14 @@
 
 Vela encodes weights in blocks of output channels. The block size depends on the number of rows that the accumulators
 hold: 512 channels with 1 row, 64 with 32 rows. So a weight that one method reads with 1 row and another with 32 rows
-is stored twice, in different order. Up to ``_ROWS_PER_GROUP`` rows, a layer takes no longer than with one row. This
-rewrite splits the rows into groups of that size and pads the last group, so that all methods read the same bytes.
+is stored twice, in different order. An operation on ``_ROWS_PER_GROUP`` rows takes no longer than one on a single row.
+This rewrite splits the rows into groups of that size and pads the last group, so that all methods read the same bytes.
 
-Measured: the weights of a model of SmolLM2's shape take 161 MiB instead of 261 MiB. A token takes 0.9 % more cycles,
-because of padding, and a prompt of 32 tokens 1.2 % more. In decoders, these layers take a fifth of the cycles. In a
-network that consists only of such layers, a token takes 5 % more cycles, and a prompt 15 % more. Therefore, the export
-applies the rewrite only to methods that share state, such as the methods of a decoder, and only for the numbers of MACs
-in ``_ROWS_PER_GROUP``.
+Measured: the weights of a model of SmolLM2's shape take 161 MiB instead of 261 MiB. The cost: a
+token takes 0.9 % more cycles, because of padding, and a prompt of 32 tokens takes 1.2 % more. In decoders, these layers
+take a fifth of the cycles. In a network that consists only of these layers, a token takes 5 % more cycles, and a prompt
+15 % more. Therefore, the export applies the rewrite only to methods that share state, such as the methods of a decoder,
+and only for the numbers of MACs in ``_ROWS_PER_GROUP``.
 """
 
 from __future__ import annotations
@@ -30,22 +30,21 @@ if TYPE_CHECKING:
     from executorch.export import ExportRecipe
 
 aten = torch.ops.aten
-#: MACs of the U85 -> rows in a group. With 256 MACs, 16 rows of SmolLM2's layers take 5 to 13 % fewer cycles than
-#: 1 row.
+#: Rows in a group, by the number of MACs of the U85. With 256 MACs, an operation on 16 rows in a layer of SmolLM2 takes
+#: 5 to 13 % fewer cycles in total than an operation on 1 row.
 _ROWS_PER_GROUP = {256: 16}
 #: Minimum number of elements of a weight: for smaller weights, the padding takes about as long as the layer.
 _MIN_WEIGHT_ELEMENTS = 1 << 16
-#: Input channels in a block. A weight with at most this many input channels has one block along them. Its encoded order
-#: is then the same for every block size of output channels, so methods share it without this rewrite.
+#: Input channels in a block. A weight with at most this many input channels is a single block in their direction. Its
+#: encoded order is then the same for every block size of output channels, so methods share it without this rewrite.
 _INPUT_CHANNEL_BLOCK = 64
 
 
 def tile_rows_for_weight_sharing(programs: Mapping[str, ExportedProgram], recipe: ExportRecipe) -> None:
     """Split the rows of quantized linear operators whose weight is read with different numbers of rows.
 
-    The operators may belong to several methods or to one. A weight is skipped if an operator reads it with more rows
-    than a group has, and their number is not a multiple of the group size: padding of the last group would cost too
-    much.
+    The operators may belong to several methods or to one. A weight is skipped if the number of rows of an operator
+    exceeds the group size and is not a multiple of it: padding of the last group would cost too much.
 
     Args:
         programs: programs by method name. They are edited in place. Their results stay bit-equal.
@@ -79,7 +78,7 @@ def _rows_per_group(recipe: ExportRecipe) -> int | None:
 
 
 def _quantized_linears(program: ExportedProgram) -> Iterator[tuple[TensorIdentity, Node]]:
-    """Yield (weight identity, node) of linear operators with int8 inputs, large weights and quantized results."""
+    """Yield (weight identity, node) of linear operators with an int8 input, a large weight and a quantized result."""
     constants = constants_of(program)
     for node in program.graph.find_nodes(op="call_function", target=aten.linear.default):
         x, weight = node.args[:2]

@@ -47,7 +47,7 @@ _GATHER_INDICES, _GATHER_INDEX_MAX, _DMA_STRIDES, _DMA_COUNTS = (308, 0x437), 0x
 _MIN_CHAINED_STORAGE = 2  #: operands with the IFM storage modes 2 (chained) and 3 (scalar) are not in memory
 _CONSTANT_REGION = 0  #: the region of weights and other constants
 _ALIGNMENT_BYTES = 64
-#: Ethos-U weights are not shared if the shared region has more than this fraction of the bytes of all weights.
+#: Ethos-U weights are shared only if the shared region has at most this fraction of the methods' weight bytes.
 _MAX_SHARED_FRACTION = 0.9
 _MIN_SHARED_BYTES = 1024  #: TOSA constants of fewer bytes are not shared
 
@@ -55,7 +55,7 @@ _MIN_SHARED_BYTES = 1024  #: TOSA constants of fewer bytes are not shared
 def share_weights(manager: EdgeProgramManager) -> Sequence[Any]:
     """Edge manager pass: share the weights of Ethos-U and TOSA delegates among methods.
 
-    A program with one method keeps weights in its payload, which all firmware versions read.
+    A program with one method is unchanged: it keeps weights in its payload, which all firmware versions read.
     """
     if len(manager.methods) > 1:
         modules = [module for method in sorted(manager.methods) for module in arm_delegates_of(manager, method)]
@@ -152,8 +152,8 @@ class ConstantRead:
     """A read of constants by an operation.
 
     Attributes:
-        word: index of the word of the command that set the address.
-        address: address of the first byte.
+        word: index of the first word of the command that set the address.
+        address: address of the first byte, relative to the region of the constants.
         length: number of bytes; None if unknown.
     """
 
@@ -163,7 +163,7 @@ class ConstantRead:
 
 
 class CommandStream:
-    """A command stream as words, with its reads of constants.
+    """A command stream of Vela, split into 32-bit words, and its reads of constants.
 
     Attributes:
         constant_reads: the reads, in program order.
@@ -182,7 +182,7 @@ class CommandStream:
         """Patch the addresses of constants.
 
         Args:
-            addresses: ``ConstantRead.word`` -> new address.
+            addresses: new addresses, by ``ConstantRead.word`` of the reads.
         """
         words = list(self._words)
         for word, address in addresses.items():
@@ -279,7 +279,7 @@ def _content_digest(content: memoryview | bytes) -> bytes:
 
 
 def _movable_ranges(stream: CommandStream, size: int) -> list[tuple[int, int]]:
-    """Return the ranges of the constants that move as a unit.
+    """Return the (start, end) ranges of the constants that ``merge_constants`` may move, each range as a unit.
 
     Overlapping reads of known length form one range. In each gap before, between and after these ranges, the bytes from
     the first read of unknown length to the end of the gap form another range.
