@@ -202,7 +202,8 @@ def _run_items(
 def _run_model(result: Artifact, method: str, samples: ComparisonSamples) -> list[list[Any] | None]:
     """Run the model as it was captured, in PyTorch; return the outputs of each sample.
 
-    Mutated inputs are not compared: their values are None.
+    The program's outputs begin with the new values of mutated inputs. These are not compared, so the lists begin with
+    None for each of them.
     """
     original = result.float_reference.float_programs.get(method)
     captured = result.exported_programs[method] if original is None else original.program
@@ -270,7 +271,7 @@ def _compute_accuracy(
 def _unflatten_outputs(outputs: list[Any], spec: Any) -> Any:
     """Restore the model's output structure. The new values of mutated inputs come first and are dropped.
 
-    Without ``spec`` (two saved programs), all values are kept; a single value is not in a list.
+    ``spec`` is None for two saved programs. All values are then returned: in a list, or a single value without a list.
     """
     if spec is None:
         return outputs[0] if len(outputs) == 1 else outputs

@@ -25,7 +25,7 @@ class ComparisonSamples:
 
     Attributes:
         originals: samples as the user passed them.
-        samples: samples as the model takes them.
+        samples: positional and keyword inputs of the model, for each sample.
         inputs: tensors of each sample, flattened.
         labels: int64 labels [N]; None without labels.
         has_padding: whether the last batch may be filled up with repeated items (``rebatch``), which have no label.
@@ -158,7 +158,7 @@ def _resolve_labels(samples: Any, originals: Sequence[Any], arity: int, labels: 
         return found
     if isinstance(samples, DataLoader) and isinstance(samples.sampler, RandomSampler):
         raise ValueError(
-            "labels: the DataLoader shuffles its samples, so their order is not that of the labels; use labels=True "
+            "labels: the DataLoader shuffles its samples, so the labels are in another order; use labels=True "
             "for the labels in its batches, or shuffle=False"
         )
     return labels

@@ -104,10 +104,11 @@ def _candidate_options(spec: EthosUCompileSpec) -> Iterator[dict[str, Any]]:
         yield {"optimise": "size"}
 
 
-#: Name of the change to 2:4 structured sparsity.
+#: Name of the change "2:4 structured sparsity" in results and notes.
 _SPARSE_WEIGHTS = "2:4 sparse weights"
 _NO_WEIGHTS = "no convolution or linear layer has 16 or more input channels"
-#: Memory that holds the constants: Vela's name -> name in notes. Vela says ``OnChipFlash`` for constants in SRAM.
+#: Names in notes of the memory that holds the constants, by Vela's name. ``OnChipFlash`` is Vela's name for SRAM that
+#: holds constants.
 _CONSTANT_MEMORY_NAMES = {"OnChipFlash": "SRAM", "OffChipFlash": "flash", "Dram": "DRAM"}
 
 
@@ -171,7 +172,7 @@ class _ChangeEvaluator:
             )
 
     def _try_program(self, change: str, program: ExportedProgram, note: str) -> None:
-        """Lower and compile a changed program, and record its figures or why it could not be lowered."""
+        """Lower and compile a changed program, and record its cost, or why it could not be lowered."""
         lowered = lower_program(program, self._spec.target, self._loops)
         if isinstance(lowered, str):
             self.notes.append(f"{change}: {lowered}")

@@ -46,7 +46,7 @@ class ProgramRunner:
             configurations: configurations whose programs have bit-equal results.
 
         Raises:
-            ExportError, ArmBackendError: no configuration compiles. The exception is that of the last NPU.
+            ExportError, ArmBackendError: no configuration compiles. The exception concerns the last NPU.
         """
         by_accelerator = {configuration.spec.accelerator: configuration for configuration in configurations}
         last_error: Exception | None = None
