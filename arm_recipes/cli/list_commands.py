@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from arm_recipes.cli.arguments import Commands
 
 _OPERATORS_FOOTER = """\
-int lowering of quantized values: rule (an integer rule), table (of the function's values), or none (the operator
-computes integers or booleans); quantization: how the quantizer annotates the tensors of the operator"""
+int lowering: how quantized values are computed. rule: by integer arithmetic; table: by a table of the function's
+values; none: the operator computes integers or booleans, so nothing is quantized
+quantization: how the quantizer annotates the tensors of the operator"""
 
 
 def add_command(commands: Commands) -> None:

@@ -91,7 +91,7 @@ def compare_with_model(
 
 
 def _higher_precision(recipe: object) -> str:
-    """Higher precision than int8 that the recipe accepts; A16W8 if the recipe is not of this package."""
+    """Return the precision above int8 that the advice suggests; A16W8 if the recipe is not of this package."""
     return precisions.higher_precision(recipe.type_name) if isinstance(recipe, ArmRecipe) else "A16W8"
 
 

@@ -58,8 +58,8 @@ class LayerAdvice:
         share: error of the cause, as a share of the sum of the errors by clipping, rounding and weights.
         text: measured figures and the remedy.
         sqnr: expected SQNR of the isolated layer in dB, computed from the measured noise powers. For "rounding" and
-            "outliers", with ``higher_precision``; for "range", with the range of the samples; for "clipping"
-            and "weights", without the error of this cause.
+            "outliers", it assumes ``higher_precision``; for "range", the range of the samples; for "clipping" and
+            "weights", that this error is 0.
         precision: precision that the remedy recommends for modules, a value of the recipe option ``precisions``; "" if
             the remedy recommends none.
     """
@@ -82,7 +82,7 @@ class LayerDiagnosis:
         calibrated_range: smallest and largest value in calibration; None if unknown.
         weights: quantized constants that the layer reads.
         consumers: submodules that consume the result. Their precision decides the precision of the result.
-        higher_precision: precision with more bits than int8 to suggest, see ``recipe.precisions.higher_precision``.
+        higher_precision: precision above int8 that the advice suggests, see ``recipe.precisions.higher_precision``.
     """
 
     errors: IsolatedErrorSums

@@ -55,7 +55,7 @@ def compute_layer_gaps(
         results: results of the samples.
         original: the model before quantization; None if this export did not quantize it.
         inputs: input tensors of each sample for which layers are compared.
-        higher_precision: the precision with more bits than int8 that the advice suggests, for example "A16W8".
+        higher_precision: the precision above int8 that the advice suggests, for example "A16W8".
     """
     plan = spec.plan
     if plan is None:

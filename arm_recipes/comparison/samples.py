@@ -99,7 +99,7 @@ def _shapes(sample: Inputs) -> list[Any]:
 def prepare_program_samples(
     expected: Sequence[IOValue], method: str, samples: Any, labels: Any, metric: Any
 ) -> ComparisonSamples:
-    """Prepare samples for a saved program, which stores a flat list of inputs, without the model's nested structure.
+    """Prepare samples for a saved program, whose inputs are a flat list of tensors instead of the model's structure.
 
     Raises:
         ValueError: there are no samples, a sample's number of tensors differs from the number of the program's inputs,

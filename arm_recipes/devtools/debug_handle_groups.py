@@ -154,9 +154,9 @@ def _assign_nodes(
     operator_index_of: Mapping[Node, int],
     hidden: Collection[Node],
 ) -> list[DebugHandleGroup]:
-    """Assign each node, except ``hidden`` ones, to the first selected value that depends on it; return the groups.
+    """Assign each node to the first selected value that depends on it, and return the groups.
 
-    A node on which no selected value depends is in no group.
+    ``hidden`` nodes, and nodes on which no selected value depends, are in no group.
     """
     order = {node: index for index, node in enumerate(nodes)}
     value_of_node: dict[Node, _ComputedValue] = {}

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from arm_backend_core.targets.compile_spec import EthosUCompileSpec
     from arm_recipes.explore.sweep.rows import ProgramEstimates
 
+#: Delegates, and the TOSA flatbuffer of each as an array.
 _LoweredDelegates = tuple[Sequence[LoweredDelegate], Sequence["np.ndarray[Any, Any]"]]
 
 
@@ -52,7 +53,7 @@ def advise(
             "advice is for operators on the NPU, and this program has none: see report.cpu_operators for the reasons"
         )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # These programs are only estimated: their warnings do not concern the user.
+        warnings.simplefilter("ignore")  # Warnings about the changed programs do not concern the user.
         return _evaluate_changes(recipe, partitioner, estimated, programs)
 
 
@@ -142,7 +143,8 @@ class _ChangeEvaluator:
     def try_per_tensor_weights(self, program: ExportedProgram, method_suffix: str, *, is_only_method: bool) -> None:
         """Compile the program with one scale for each weight tensor (``per_channel=False``).
 
-        Nothing happens without per-channel weights. With several methods, only a note is added.
+        A program without per-channel weights is not compiled. For a program with several methods, a note is added
+        instead, because methods share weights.
         """
         from arm_recipes.explore.advice.per_tensor_weights import use_per_tensor_scales
 

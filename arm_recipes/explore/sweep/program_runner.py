@@ -39,7 +39,7 @@ class ProgramRunner:
         self._samples, self._store, self._with_progress = samples, store, with_progress
 
     def compile_first(self, unlowered: UnloweredPrograms, configurations: Iterable[SweepConfiguration]) -> Artifact:
-        """Compile the program of one configuration: try the last configuration of each NPU in turn, until one compiles.
+        """Compile the program of one configuration. Tries the last configuration of each NPU, until one compiles.
 
         Args:
             unlowered: the captured and quantized program.

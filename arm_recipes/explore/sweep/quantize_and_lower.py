@@ -62,8 +62,8 @@ class QuantizedProgram:
     Args:
         program: captured model.
         samples: calibration samples.
-        recipe: a recipe of this precision. The recipes of a precision have the same quantizer. The programs of most
-            models are the same for all NPUs, see ``is_valid_for``.
+        recipe: any recipe of this precision: all have the same quantizer. For most models, the quantized program is
+            valid for all NPUs, see ``is_valid_for``.
 
     Attributes:
         unlowered: the captured and quantized program.
@@ -147,7 +147,7 @@ def lower_program(program: ExportedProgram, target: Target, loops: LoopRolling |
 
 
 def make_lowered_delegate(record: compilation_log.DelegateRecord, graph: bytes = b"") -> LoweredDelegate:
-    """Make a delegate for ``compile_delegates``; ``graph`` is its graph before alternatives are chosen."""
+    """Make a delegate for ``compile_delegates``. ``graph`` is its serialized graph, before alternatives are chosen."""
     return LoweredDelegate(
         name=record.name,
         graph_digest=hashlib.sha256(graph).hexdigest(),

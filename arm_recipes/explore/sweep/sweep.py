@@ -246,9 +246,9 @@ def _measure_programs(
 ) -> tuple[dict[int, tuple[float, int]], list[str]]:
     """Measure the accuracy, and compute the RAM that a program needs in addition to the RAM of its delegates.
 
-    Programs with the same TOSA graphs have the same accuracy. The memory plan may place CPU tensors in the NPU's
-    scratch, which reduces the RAM that they add. Configurations with equal scratch sizes have equal plans, so only one
-    of them is compiled.
+    Programs with the same TOSA graphs have the same accuracy, so only one of them runs. The memory plan may place CPU
+    tensors in the NPU's scratch, where they need no additional RAM. Configurations with equal scratch sizes have equal
+    plans, so only one of them is exported.
 
     Returns:
         ``{configuration index: (accuracy, RAM in bytes)}``, and a note for each program that could not be executed.
