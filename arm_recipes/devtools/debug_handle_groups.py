@@ -156,7 +156,7 @@ def _assign_nodes(
 ) -> list[DebugHandleGroup]:
     """Assign each node to the first selected value that depends on it, and return the groups.
 
-    ``hidden`` nodes, and nodes on which no selected value depends, are in no group.
+    A node on which no selected value depends is in no group. A ``hidden`` node is in a group only as its last node.
     """
     order = {node: index for index, node in enumerate(nodes)}
     value_of_node: dict[Node, _ComputedValue] = {}
