@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from arm_recipes._internal.conversions import dtype_name
 from arm_recipes._internal.files import check_saved_program
-from arm_recipes.cli.parser import OUTPUT, RECIPE_GROUPS, SAMPLES, Parser
+from arm_recipes.cli.parser import OPTION_GROUP_TITLES, OUTPUT, SAMPLES, Parser
 from arm_recipes.cli.samples import (
     DYNAMIC_SIZE,
     ImageNormalization,
@@ -202,7 +202,7 @@ def option_flag(name: str) -> str:
 
 def add_option(parser: Parser, name: str, **keywords: Any) -> None:
     """Add the argument for an option of a recipe. ``keywords`` are arguments of ``add_argument``."""
-    group = parser.group(RECIPE_GROUPS[options.OPTIONS[name].group])
+    group = parser.group(OPTION_GROUP_TITLES[options.OPTIONS[name].group])
     group.add_argument(option_flag(name), dest=name, **_ARGPARSE_KEYWORDS[name], **keywords)
 
 

@@ -10,7 +10,7 @@ from arm_recipes._internal.files import check_writable
 from arm_recipes.cli import arguments
 from arm_recipes.cli.html_output import add_html, check_html
 from arm_recipes.cli.labels import add_labels, read_labels
-from arm_recipes.cli.parser import OUTPUT, RECIPE_GROUPS, check_no_overwrite
+from arm_recipes.cli.parser import OPTION_GROUP_TITLES, OUTPUT, check_no_overwrite
 from arm_recipes.cli.samples import check_source
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def add_command(commands: Commands) -> None:
     )
     add_labels(parser, "report the expected top-1 accuracy on the calibration samples")
     add_html(parser, "the report")
-    compilation = parser.group(RECIPE_GROUPS["all"])
+    compilation = parser.group(OPTION_GROUP_TITLES["all"])
     compilation.add_argument(
         "--channels-last", action="store_true", help="compile for inputs in torch.channels_last memory format"
     )

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from arm_recipes.cli.arguments import Commands
 
 _OPERATORS_FOOTER = """\
-int lowering of quantized values: rule (an integer rule), table (of the function's values), or none (the operator
-computes integers or booleans); quantization: how the quantizer annotates the tensors of the operator"""
+int lowering: how quantized values are computed. rule: by integer arithmetic; table: by a table of the function's
+values; none: the operator computes integers or booleans, so nothing is quantized
+quantization: how the quantizer annotates the tensors of the operator"""
 
 
 def add_command(commands: Commands) -> None:
@@ -68,7 +69,7 @@ def _list_boards(args: argparse.Namespace) -> None:
 
 
 def _board_record(board: Board) -> dict[str, Any]:
-    """The figures and sources of a board; None for a figure that no document states."""
+    """Return the properties and sources of a board. A property that no document states is None."""
     clock = board.clock()
     figures = [board.system_config, board.memory_mode, board.sram, board.flash]
     system_config, memory_mode, sram, flash = (None if figure is None else figure.value for figure in figures)
@@ -114,7 +115,7 @@ def _operator_rows() -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = json.loads((cache_folder() / name).read_text())
     except (OSError, ValueError):
         rows = _read_records()
-        with contextlib.suppress(OSError):  # without a cache, the next call is slower
+        with contextlib.suppress(OSError):  # if the cache cannot be written, the next call is only slower
             folder = cache_folder()
             folder.mkdir(parents=True, exist_ok=True)
             write_atomically(folder / name, json.dumps(rows).encode())
@@ -131,7 +132,7 @@ def _cache_key() -> str:
 
 
 def _read_records() -> list[dict[str, Any]]:
-    """Read the operators from the compiler's records."""
+    """Read the operators from the compiler's operator catalog."""
     from arm_backend_core.ops.catalog import aten_entries
     from arm_backend_core.ops.registry import Composite
 

@@ -37,7 +37,7 @@ from arm_recipes.runtime.errors import RunError
 if TYPE_CHECKING:
     from arm_recipes.cli.arguments import Commands
 
-#: In the order of a typical workflow.
+#: Modules of the commands, in the order of a typical workflow.
 _COMMANDS = (export, run, compare, inspect_program, sweep, tune, firmware, measured, list_commands, completion)
 _EXIT_CODES = "exit codes: 0 success; 1 export or run failed; 2 invalid arguments; 130 interrupted"
 
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _call_command(args: argparse.Namespace) -> None:
-    """Call the command. If ``-o`` of ``add_result_file`` is given, write the printed result to its file."""
+    """Call the command. For commands with ``add_result_file``, ``-o FILE`` writes the printed result to FILE."""
     check_no_overwrite(args)
     result_file: Path | None = getattr(args, "result_file", None)
     if result_file is None:

@@ -13,8 +13,9 @@ from arm_recipes.recipe import options
 
 #: Titles of the option groups that several commands have.
 SAMPLES, OUTPUT, GENERAL = "samples", "output", "general"
-#: Title of the group of a recipe option, by the recipes that accept it (``Option.group``).
-RECIPE_GROUPS = {
+#: Titles of the groups of recipe options: ``{Option.group: title}``. ``Option.group`` names the recipes that accept the
+#: option.
+OPTION_GROUP_TITLES = {
     "all": "compilation",
     "int": "quantization (INT8, A8W4 and A16W8 recipes)",
     "ethos-u": "NPU (Ethos-U recipes)",
@@ -29,25 +30,25 @@ RECIPE_GROUPS = {
 class _HelpFormatter(argparse.HelpFormatter):
     """Formats help: required arguments in the usage line, and the default of each option that takes a value."""
 
-    _alternatives: Collection[str] = ()  #: arguments of which one is required
+    _one_required: Collection[str] = ()  #: ``dest`` of the arguments in groups that require one of them
 
     def add_usage(
         self, usage: str | None, actions: Iterable[argparse.Action], groups: Iterable[Any], prefix: str | None = None
     ) -> None:
         required_groups = [group for group in groups if group.required]
-        self._alternatives = {action.dest for group in required_groups for action in group._group_actions}
-        shown = [x for x in actions if x.required or not x.option_strings or x.dest in self._alternatives]
+        self._one_required = {action.dest for group in required_groups for action in group._group_actions}
+        shown = [x for x in actions if x.required or not x.option_strings or x.dest in self._one_required]
         all_others = argparse.Action(["options"], "options", nargs=0)
         super().add_usage(usage, [all_others, *shown], required_groups, prefix)
 
     def add_argument(self, action: argparse.Action) -> None:
         super().add_argument(action)
-        if isinstance(action, argparse._SubParsersAction):  # argparse ignores that commands are indented once more
+        if isinstance(action, argparse._SubParsersAction):  # argparse does not count the second indent of commands
             self._action_max_length += self._indent_increment
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         text = action.help
-        is_required = action.required or action.dest in self._alternatives
+        is_required = action.required or action.dest in self._one_required
         if text is None or not action.option_strings or action.nargs == 0 or is_required or "default" in text:
             return text
         return f"{text}; default: {_format_default(action)}"

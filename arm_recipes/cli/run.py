@@ -34,7 +34,7 @@ def add_command(commands: Commands) -> None:
     execution = parser.group("execution")
     execution.add_argument("--method", default="forward", metavar="NAME", help="method to run")
     execution.add_argument(
-        "--backend", choices=["tosa"], help="run the TOSA graphs of the delegates instead; default: the delegates"
+        "--backend", choices=["tosa"], help="run the delegates' TOSA graphs; default: the delegates themselves"
     )
     parser.group(OUTPUT).add_argument(
         *("-o", "--output"),

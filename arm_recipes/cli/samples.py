@@ -31,7 +31,7 @@ _IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", "
 
 @dataclass(frozen=True)
 class ImageNormalization:
-    """Normalization of image channels, scaled to 0..1: ``(x - mean) / std``."""
+    """Normalization of image channels: ``(x - mean) / std``, where x is a pixel scaled to 0..1."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -63,8 +63,8 @@ def read_samples(
 
     An array with the input's shape is one sample, also if a leading dimension of size 1 is missing. An array with an
     additional leading dimension holds several samples. If the batch size of the input is fixed and differs from the
-    array's, the array is split into batches of the input's size. Items from the beginning of the array fill the last
-    batch.
+    array's, the array is split into batches of the input's size. If the last batch is incomplete, items from the
+    beginning of the array fill it up.
 
     Args:
         source: array file, folder of array files or images, image, or ``module:function``.
@@ -73,7 +73,8 @@ def read_samples(
         normalization: normalization of images.
 
     Returns:
-        A list of tuples of tensors. For ``module:function``, what the function returns: samples as ``export`` takes.
+        A list of tuples of tensors. For ``module:function``, the return value of the function: samples
+            of any type that ``export`` accepts.
 
     Raises:
         ValueError: there are no samples, they do not fit the inputs, or the function fails. The message names file,
@@ -261,7 +262,7 @@ def _split_array(array: Array, input_info: TensorInfo, label: str) -> list[Any]:
         pieces = [array]
     elif _has_shape((1, *array.shape), shape):
         pieces = [array[None]]
-    elif _has_shape(array.shape[1:], shape):
+    elif _has_shape(array.shape[1:], shape) and len(array):
         pieces = list(array)
     elif shape and shape[0] != DYNAMIC_SIZE and _has_shape(array.shape[1:], shape[1:]) and len(array):
         pieces = list(_split_into_batches(array, shape[0]))
@@ -287,7 +288,8 @@ def _to_tensor(array: Array, input_info: TensorInfo, label: str) -> Any:
     """Convert an array to the input's dtype. Quantize float values for a quantized input.
 
     Raises:
-        ValueError: the array has another kind of numbers, or an integer does not fit the dtype.
+        ValueError: array and input differ in kind (floating point, integer or boolean), or an integer does not fit the
+            dtype.
     """
     import torch
 

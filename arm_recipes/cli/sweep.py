@@ -36,7 +36,7 @@ def add_command(commands: Commands) -> None:
         ("recipe", "default: the int8 recipes of Ethos-U, and CORTEX_M_INT8 with --cpu"),
         ("system-config", "default: the recipe's; 'all' for all"),
         ("memory-mode", "default: all"),
-        ("board", "'all' for all; instead of MACs, system configurations and memory modes"),
+        ("board", "'all' for all; replaces --macs, --system-config and --memory-mode"),
     ):
         dest = name.replace("-", "_") + "s"
         configurations.add_argument(

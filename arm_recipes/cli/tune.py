@@ -36,8 +36,8 @@ def add_command(commands: Commands) -> None:
             f"--{name}",
             type=_parse_limit,
             metavar="LIMIT",
-            help=f"limit of the {name}: a factor of the recipe's own program such as 1.1, or absolute such as 400000 "
-            "or 512KiB",
+            help=f"limit of the {name}: a factor relative to the program of the unchanged recipe, such as 1.1, or an "
+            "absolute value, such as 400000 or 512KiB",
         )
     goal.add_argument(
         "--sqnr", type=float, metavar="DB", help="minimum SQNR in dB; find the cheapest program that reaches it"

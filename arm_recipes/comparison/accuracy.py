@@ -49,7 +49,7 @@ class Evaluator:
 
     Args:
         program: captured floating-point model.
-        samples: samples as the model takes them.
+        samples: inputs of the model, one sample each.
         originals: the same samples as the user passed them, for the metric.
         metric: ``metric(outputs, sample)`` returns a number, higher is better; None: SQNR.
     """
@@ -75,7 +75,7 @@ class Evaluator:
         return None if self._metric is None else _mean_metric(self._metric, self._expected, self._originals)
 
     def evaluate(self, program: ExportedProgram) -> EvaluationResult:
-        """Run a quantized program in PyTorch, and evaluate it. On the target, the program differs by rounding only."""
+        """Run a quantized program in PyTorch, and evaluate it. On the target, its results differ by rounding only."""
         return self.evaluate_outputs(run_model(program, self.samples))
 
     def task_accuracy(
@@ -306,8 +306,8 @@ def _check_scores(output: Any) -> Tensor:
 def _class_axis(scores: Tensor, samples: int, labels: int, has_padding: bool) -> int:
     """Return the class dimension: 1 (images, [N, C, ...]) or -1 (tokens, [N, T, C]).
 
-    The class dimension is the one whose removal leaves one item for each label. With padding, there may also be further
-    items, but fewer than a sample has. If neither dimension matches, the result is -1.
+    Without the class dimension, the samples have one item for each label. With padding, there may be more items than
+    labels, but the difference is less than one sample has. If neither dimension matches, the result is -1.
     """
     for axis in (1, -1):
         items = scores.numel() // max(scores.shape[axis], 1)  # of one sample

@@ -91,7 +91,7 @@ def compare_with_model(
 
 
 def _higher_precision(recipe: object) -> str:
-    """Higher precision than int8 that the recipe accepts; A16W8 if the recipe is not of this package."""
+    """Return the precision above int8 that the advice suggests; A16W8 if the recipe is not of this package."""
     return precisions.higher_precision(recipe.type_name) if isinstance(recipe, ArmRecipe) else "A16W8"
 
 
@@ -202,7 +202,8 @@ def _run_items(
 def _run_model(result: Artifact, method: str, samples: ComparisonSamples) -> list[list[Any] | None]:
     """Run the model as it was captured, in PyTorch; return the outputs of each sample.
 
-    Mutated inputs are not compared: their values are None.
+    The exported program first returns the new values of mutated inputs. The model does not return them: the lists begin
+    with None for each, and they are not compared.
     """
     original = result.float_reference.float_programs.get(method)
     captured = result.exported_programs[method] if original is None else original.program
@@ -270,7 +271,7 @@ def _compute_accuracy(
 def _unflatten_outputs(outputs: list[Any], spec: Any) -> Any:
     """Restore the model's output structure. The new values of mutated inputs come first and are dropped.
 
-    Without ``spec`` (two saved programs), all values are kept; a single value is not in a list.
+    ``spec`` is None for two saved programs. All values are then returned: in a list, or a single value without a list.
     """
     if spec is None:
         return outputs[0] if len(outputs) == 1 else outputs

@@ -30,9 +30,9 @@ class ComparedTensor:
     """A tensor that is compared.
 
     Attributes:
-        name: name of the plan step whose result is the tensor.
-        float_step: name of the plan step whose result is the tensor before quantization.
-        node: node of the captured program that computes the tensor.
+        name: name of the step in the ``InterpreterPlan`` whose result is the tensor.
+        float_step: name of the step whose result is the tensor before quantization.
+        node: name of the node in the captured program that computes the tensor.
         qparams: quantization parameters; None if the tensor is not quantized.
         is_lossless: whether the operator adds no error: it only moves or selects values, with unchanged ``qparams``.
         has_fixed_qparams: whether the operator determines ``qparams``, regardless of calibration.
@@ -40,8 +40,8 @@ class ComparedTensor:
         operator, module, source: ATen operator, path of the submodule, line of the model. A fused layer (an
             operator with weights and its activation) has both operators, and the module and line of the first.
         consumers: submodules that consume the tensor; empty if it has no consumer, or the root module consumes it.
-        weights: names of the quantized constants that the operators between this tensor and the preceding quantized
-            tensors read.
+        weights: names of the quantized constants that the tensor's layer reads. The layer consists of the operators
+            after the preceding quantized tensors, up to this tensor.
     """
 
     name: str
@@ -123,7 +123,7 @@ def _consumer_modules(node: Node) -> tuple[str, ...]:
 
 
 def _is_lossless(node: Node, qparams: TensorQParams | None) -> bool:
-    """Whether a node only moves or selects values. If its result is quantized, its inputs must have equal qparams."""
+    """Whether a node only moves or selects values. A quantized result must have its inputs' qparams."""
     sources = [source for source in node.all_input_nodes if is_float(source)]
     has_same_qparams = qparams is None or all(
         is_dequantize(source) and _read_qparams(source) == qparams for source in sources

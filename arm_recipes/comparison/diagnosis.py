@@ -21,9 +21,10 @@ _CALIBRATION_MARGIN = 0.1
 _GOOD_INT8_SQNR_DB = 38.0
 #: Number of steps of a type: largest minus smallest integer.
 _INT8_STEPS, _INT16_STEPS = 2**8 - 1, 2**16 - 1
-#: Precision with less rounding than int8 -> name of its arithmetic in messages.
+#: Names of the precisions that round less than int8, as messages give them: ``{precision: arithmetic}``.
 PRECISION_TITLES = {"A16W8": "int16", "FP": "floating point"}
-#: Precision -> noise power of int8 divided by the noise power of this precision. An int16 LSB is 2**-8 of an int8 LSB.
+#: ``{precision: ratio}``: noise power of int8 rounding divided by the noise power of the precision. An int16 LSB is
+#: 2**-8 int8 LSBs, so the ratio is 2**16.
 _NOISE_RATIOS = {"A16W8": 2.0**16, "FP": math.inf}
 #: Maximum number of modules that one advice names.
 _MAX_NAMED_MODULES = 4
@@ -52,12 +53,13 @@ class LayerAdvice:
     """The main cause of a layer's quantization error, and the remedy.
 
     Attributes:
-        cause: "clipping", "outliers", "range" (wider than the samples need), "rounding" or "weights".
-        share: error of the cause as a share of the sum of the three errors.
+        cause: "clipping", "outliers", "range", "rounding" or "weights". "range" means that calibration chose a wider
+            range than these samples need.
+        share: error of the cause, as a share of the sum of the errors by clipping, rounding and weights.
         text: measured figures and the remedy.
         sqnr: expected SQNR of the isolated layer in dB, computed from the measured noise powers. For "rounding" and
-            "outliers", with ``higher_precision``; for "range", with the range of the samples; for "clipping"
-            and "weights", without the error of this cause.
+            "outliers", it assumes ``higher_precision``; for "range", the range of the samples; for "clipping" and
+            "weights", that this error is 0.
         precision: precision that the remedy recommends for modules, a value of the recipe option ``precisions``; "" if
             the remedy recommends none.
     """
@@ -80,7 +82,7 @@ class LayerDiagnosis:
         calibrated_range: smallest and largest value in calibration; None if unknown.
         weights: quantized constants that the layer reads.
         consumers: submodules that consume the result. Their precision decides the precision of the result.
-        higher_precision: precision with more bits than int8 to suggest, see ``recipe.precisions.higher_precision``.
+        higher_precision: precision above int8 that the advice suggests, see ``recipe.precisions.higher_precision``.
     """
 
     errors: IsolatedErrorSums
@@ -127,7 +129,7 @@ class LayerDiagnosis:
 
     @property
     def _used_width(self) -> float:
-        """Width of the part of the range that the samples' values and zero span; at least one LSB."""
+        """Width of the interval that contains the samples' values and zero, clipped to the range; at least one LSB."""
         low, high = self.qparams.bounds
         used = min(max(self.errors.high, 0.0), high) - max(min(self.errors.low, 0.0), low)
         return max(used, self.qparams.scale)

@@ -28,8 +28,9 @@ class LabelledSamples:
     """Samples of an export with labels or a metric.
 
     Attributes:
-        models: the model by method.
-        samples: by method, the samples without the items after the model's inputs; a ``DataLoader`` is unchanged.
+        models: ``{method: model}``, with one entry.
+        samples: ``{method: samples}``. In a list, the items after the model's inputs, such as labels, are removed from
+            each sample. A ``DataLoader`` is unchanged.
         originals: the samples as the user passed them: a list or a ``DataLoader``.
         labels: int64 labels [N], or True if they follow the inputs in the samples, or None.
         metric: the metric, or None.
@@ -48,8 +49,8 @@ def separate_labels(
     """Separate the samples of an export from their labels. At least one of ``labels`` and ``metric`` must be given.
 
     Raises:
-        ValueError: the program has several methods (of the model, or because of ``sizes``), there are no samples, or
-            ``labels`` or ``metric`` is invalid.
+        ValueError: the program has several methods (the model's own, or one for each of ``sizes``), there are no
+            samples, or ``labels`` or ``metric`` is invalid.
     """
     check_metric(metric)
     name = "metric" if labels is None else "labels"

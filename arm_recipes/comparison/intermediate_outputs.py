@@ -68,9 +68,10 @@ class InstrumentedDelegate:
     def compute_values(
         self, execution: DelegateExecution, qparams_by_node: Mapping[str, TensorQParams]
     ) -> tuple[dict[str, Tensor], bool]:
-        """Compute the dequantized values of one execution by node name.
+        """Compute the dequantized values of the requested nodes in one execution: ``{node name: value}``.
 
-        Also returns whether the delegate's integer outputs in the execution equal the outputs of its TOSA graph.
+        The second result is whether the integer outputs of the delegate in this execution equal the outputs of its TOSA
+        graph.
         """
         inputs = [_view_input(array, *kind) for array, kind in zip(execution.inputs, self.input_types, strict=True)]
         results = reference_model.run(self.flatbuffer, inputs)
@@ -103,7 +104,7 @@ def instrument_delegates(
     Args:
         program: the program that was lowered. It is not modified.
         partitioner: the partitioner that delegated it.
-        records: the delegates of that lowering.
+        records: records of the delegates that this lowering created.
         wanted_nodes: names of the nodes whose results are requested.
 
     Returns:
@@ -147,7 +148,7 @@ def instrument_delegates(
 
 
 def _add_outputs(part: Partition, selection: Selection, wanted_names: frozenset[str]) -> Partition:
-    """Append the requested results to the outputs of the part."""
+    """Return the partition with the requested results as additional outputs."""
     additional = [node for node in part.nodes if node.name in wanted_names and node not in part.outputs]
     return replace(part, outputs=[*part.outputs, *(node for node in additional if _can_be_output(node, selection))])
 
@@ -161,7 +162,7 @@ def _can_be_output(node: Node, selection: Selection) -> bool:
 
 
 def _view_input(array: Array, dtype: str, shape: tuple[int, ...]) -> Array:
-    """View a delegate's input with its type in the graph, because Ethos-U delegates receive raw bytes."""
+    """View a delegate's input with the dtype and shape of the graph's input. Ethos-U delegates receive raw bytes."""
     is_bytes = array.dtype == np.uint8 and (dtype != "uint8" or array.shape != shape)
     return array.view(dtype).reshape(shape) if is_bytes else array
 

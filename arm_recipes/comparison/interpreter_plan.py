@@ -77,8 +77,9 @@ class InterpreterPlan:
         inputs: names of the input tensors, in order.
         constants: parameters, buffers and constants by name.
         float_constants: values of quantized constants before quantization, by name.
-        outputs: tensors as ``Ref``, other values as they are. The new values of mutated inputs come first.
-        writes: mutated buffer -> step whose result is the new value.
+        outputs: outputs of the program: a ``Ref`` for a tensor, otherwise the value itself. The new values of mutated
+            inputs come first.
+        writes: ``{name of a mutated buffer: name of the step that computes its new value}``.
         tensors: tensors that can be compared, in program order.
     """
 
@@ -95,7 +96,7 @@ class InterpreterPlan:
         """Build the plan of a program. The program is not modified.
 
         Args:
-            float_constants: constants before quantization, by their name in the graph signature.
+            float_constants: ``{name in the graph signature: constant before quantization}``.
 
         Raises:
             UnsupportedProgramError: the program has a loop, a branch that cannot be inlined, or a call of a function

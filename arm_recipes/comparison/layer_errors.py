@@ -21,7 +21,8 @@ from arm_recipes.comparison.result import WORST_COUNT, IsolatedError, LayerGap
 from arm_recipes.comparison.worker_job import ProgramSpec, SampleResult, measure_layer_sensitivity
 from arm_recipes.stages.quantize import FloatProgram
 
-#: Maximum number of samples for the output SQNR with only one layer quantized.
+#: Maximum number of samples for measuring layer sensitivity: the SQNR of the model's output with only one layer
+#: quantized.
 _MAX_SENSITIVITY_SAMPLES = 4
 
 
@@ -53,13 +54,13 @@ def compute_layer_gaps(
         spec: the program.
         results: results of the samples.
         original: the model before quantization; None if this export did not quantize it.
-        inputs: inputs of the samples that layers are compared with.
-        higher_precision: the precision with more bits than int8 that the advice suggests, for example "A16W8".
+        inputs: input tensors of each sample for which layers are compared.
+        higher_precision: the precision above int8 that the advice suggests, for example "A16W8".
     """
     plan = spec.plan
     if plan is None:
         return []
-    output_sqnr = _isolated_output_sqnr(plan, results, inputs)
+    output_sqnr = _measure_sensitivities(plan, results, inputs)
     provided, ranges = spec.provided_tensors, original.ranges if original is not None else {}
     gaps = []
     for compared in plan.tensors:
@@ -94,13 +95,13 @@ def _isolated_errors(tensor: ComparedTensor, results: Sequence[SampleResult]) ->
     return sum_isolated_errors(result.isolated[tensor.name] for result in results if tensor.name in result.isolated)
 
 
-def _isolated_output_sqnr(
+def _measure_sensitivities(
     plan: InterpreterPlan, results: Sequence[SampleResult], inputs: Sequence[Sequence[torch.Tensor]]
 ) -> dict[str, float]:
-    """Measure the SQNR of the first floating-point output with only one layer quantized.
+    """Measure the SQNR of the first floating-point output with only one layer quantized at a time.
 
     Returns:
-        SQNR in dB by tensor name, for the layers with the lowest isolated SQNR. Empty if the model has state or no
+        ``{tensor name: SQNR in dB}`` for the layers with the lowest isolated SQNR. Empty if the model has state or no
         floating-point output.
     """
     if plan.has_state:

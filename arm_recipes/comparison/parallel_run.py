@@ -25,14 +25,17 @@ def run_samples(
 ) -> list[SampleResult]:
     """Run all samples and return their results in order.
 
+    The first case that applies decides where samples run:
+
+    1. ``workers`` is 1, there is one sample, a program has state, or a program has no plan, so that its state is
+       unknown (for example a saved program): this process runs all samples.
+    2. ``workers`` is None, and the user has set ``joblib.parallel_config``: worker processes run all samples.
+    3. Otherwise, this process starts. If it estimates more than 20 s for the remaining samples, and the machine has
+       several cores, worker processes run the remaining samples.
+
     Args:
-        workers: maximum number of processes; None: the setting of ``joblib.parallel_config``, or one per core. This
-            process runs all samples if there is one worker or one sample, if a program has state, or if a program has
-            no plan (its state is unknown, for example in a saved program). Otherwise, worker processes run all samples
-            if ``workers`` is None and ``joblib.parallel_config`` is set. In all other cases, this process runs samples
-            until it estimates more than 20 s for the remaining samples. On a machine with several cores, worker
-            processes then run the remaining samples.
-        with_progress: wraps the iterable of results, with or without a progress bar.
+        workers: maximum number of processes; None: the setting of ``joblib.parallel_config``, or one per core.
+        with_progress: wraps the iterable of results; it may show a progress bar.
     """
     host_plugin.load_plugin()  # build the plugin once, and raise its errors, before processes start
     results: dict[int, SampleResult] = {}

@@ -1,4 +1,4 @@
-"""Plan interpreter: compute a plan's tensors in floating point, as the quantized program, and for isolated layers."""
+"""Plan interpreter: compute each tensor in floating point, as in the quantized program, and as an isolated layer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PlanInterpreter:
 
     Args:
         plan: the plan.
-        provided: names of the tensors whose values are read from the executed program.
+        provided: names of the tensors whose values the executed program provides to ``run``.
     """
 
     def __init__(self, plan: InterpreterPlan, provided: frozenset[str] = frozenset()) -> None:
@@ -58,9 +58,9 @@ class PlanInterpreter:
         """Execute all steps for a sample, and yield each compared tensor with its values.
 
         Args:
-            program_values: values that the program provides, by name. None: the program's values are not needed.
+            program_values: values that the program provides, by name. None: do not compute values of the program.
             isolate_layers: also compute each layer with quantized weights on floating-point inputs.
-            overrides: tensor name -> value that replaces the floating-point value.
+            overrides: ``{tensor name: value that replaces its floating-point value}``.
         """
         plan, simulated = self._plan, frozenset() if program_values is None else self._simulated
         sample = _SampleState(program_values or {}, simulated, isolate_layers, overrides or {})
@@ -103,8 +103,9 @@ class _SampleState:
 
     Attributes:
         program_values, isolates_layers, overrides: see ``PlanInterpreter.run``.
-        simulated: steps whose program values PyTorch computes.
-        reference, isolated, program: values by step; see ``TensorValues``.
+        simulated: names of the steps whose values in the program PyTorch computes.
+        reference, isolated, program: ``{step name: value}``; the fields ``reference``, ``layer_output`` and ``program``
+            of ``TensorValues``.
     """
 
     program_values: Mapping[str, Tensor]
@@ -136,7 +137,7 @@ class _SampleState:
 
 
 def _find_releases(plan: InterpreterPlan) -> dict[str, list[str]]:
-    """Return the values that can be released after each step."""
+    """Return ``{name of a step: names of the values that no later step reads}``."""
     position = {step.name: index for index, step in enumerate(plan.steps)}
     last_use = {source: step.name for step in plan.steps for source in step.sources}
     for tensor in plan.tensors:  # ``run`` yields the floating-point value at the step of the quantized tensor

@@ -17,9 +17,10 @@ from arm_recipes.runtime.program import Program
 
 
 def make_export_spec(result: Artifact, record: MethodReport, layers: bool | int) -> tuple[ProgramSpec, list[str]]:
-    """Make the spec of an export, with interpreter plan and instrumented delegates if available, and notes.
+    """Make the spec of an export, and notes for the user.
 
-    The artifact caches the spec, because instrumenting the delegates lowers the program again.
+    The spec has an interpreter plan if a plan can represent the program, and instrumented delegates if ``layers`` asks
+    for a comparison of layers. The artifact caches the spec, because instrumenting delegates lowers the program again.
     """
     key = record.name, bool(layers)
     if key not in result.comparison_specs:

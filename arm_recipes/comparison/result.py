@@ -26,8 +26,8 @@ class OutputGap:
 
     Attributes:
         name: name of the output.
-        gap: error metrics. None if the output is not a tensor, or if its reference value is unknown: the new value of a
-            mutated input, if the captured program could not be interpreted.
+        gap: error metrics; None if the output is not a tensor. Also None for the new value of a mutated input if no
+            interpreter plan can represent the captured program: the reference value is then unknown.
     """
 
     name: str
@@ -42,9 +42,9 @@ class IsolatedError:
         sqnr: SQNR in dB.
         max_error: largest absolute error.
         clipped: share of the values outside the quantized range.
-        range: quantized range in the program.
-        values: range of the samples' values.
-        calibrated: range of the values in calibration; None if unknown.
+        range: smallest and largest value that the quantized type of the program represents.
+        values: smallest and largest value of the samples.
+        calibrated: smallest and largest value in calibration; None if unknown.
         p999: maximum over the samples of the 99.9th percentile of a sample's absolute values.
         output: SQNR in dB of the first floating-point output with only this layer quantized, measured with the first 4
             samples; None if the layer is not one of the five with the lowest isolated SQNR, if the model has state, or
@@ -106,10 +106,10 @@ class Comparison(Renderable):
         program, reference: names of the program and of its reference.
         method: method that was run.
         samples: number of samples.
-        layer_samples: number of samples that layers were compared with.
+        layer_samples: number of samples for which layers were compared.
         outputs: outputs in program order.
-        layers: layers in program order. The layer that computes an output has the error metrics of the output, if
-            layers are compared with all samples.
+        layers: layers in program order. If layers are compared for all samples, the layer that computes an output has
+            the same error metrics as the output.
         accuracy: task accuracy; None without labels and metric.
         seconds: duration of the comparison.
         notes: notes for the user, one sentence each.
@@ -135,7 +135,8 @@ class Comparison(Renderable):
     def worst(self) -> tuple[LayerGap, ...]:
         """Up to five layers with the lowest SQNR below 120 dB, the worst first.
 
-        The SQNR is that of the isolated layers. If none of these is below 120 dB, it is the SQNR in the program.
+        Layers are ranked by their isolated SQNR. If no isolated SQNR is below 120 dB, they are ranked by their SQNR in
+        the whole program.
         """
         return self._rank_worst()[0]
 

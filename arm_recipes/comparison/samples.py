@@ -25,7 +25,7 @@ class ComparisonSamples:
 
     Attributes:
         originals: samples as the user passed them.
-        samples: samples as the model takes them.
+        samples: positional and keyword inputs of the model, for each sample.
         inputs: tensors of each sample, flattened.
         labels: int64 labels [N]; None without labels.
         has_padding: whether the last batch may be filled up with repeated items (``rebatch``), which have no label.
@@ -99,7 +99,7 @@ def _shapes(sample: Inputs) -> list[Any]:
 def prepare_program_samples(
     expected: Sequence[IOValue], method: str, samples: Any, labels: Any, metric: Any
 ) -> ComparisonSamples:
-    """Prepare samples for a saved program, which stores a flat list of inputs, without the model's nested structure.
+    """Prepare samples for a saved program, whose inputs are a flat list of tensors instead of the model's structure.
 
     Raises:
         ValueError: there are no samples, a sample's number of tensors differs from the number of the program's inputs,
@@ -158,7 +158,7 @@ def _resolve_labels(samples: Any, originals: Sequence[Any], arity: int, labels: 
         return found
     if isinstance(samples, DataLoader) and isinstance(samples.sampler, RandomSampler):
         raise ValueError(
-            "labels: the DataLoader shuffles its samples, so their order is not that of the labels; use labels=True "
+            "labels: the DataLoader shuffles its samples, so the labels are in another order; use labels=True "
             "for the labels in its batches, or shuffle=False"
         )
     return labels

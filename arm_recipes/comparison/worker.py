@@ -1,4 +1,4 @@
-"""Worker entry point of a comparison, called by joblib. Expensive imports run late, and their output is suppressed."""
+"""Worker entry point of a comparison, called by joblib. Imports PyTorch late, and suppresses warnings."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ def run_item(key: str, job: np.ndarray[Any, Any], pickled_item: bytes) -> tuple[
     """Run one sample; return its index and its result.
 
     Args:
-        key: key of the job; a process unpickles a job once.
+        key: hash of the pickled job. A process unpickles a job only once.
         job: pickled job as an array: joblib shares one copy between all tasks, in shared memory or on a cluster.
-        pickled_item: the ``WorkItem`` of the sample. Unpickling imports PyTorch and ExecuTorch, so it happens here.
+        pickled_item: the ``WorkItem`` of the sample. Unpickling imports PyTorch and ExecuTorch, so ``run_item``
+            does it, with warnings suppressed.
     """
     from arm_recipes._internal.messages import suppress_warnings
 

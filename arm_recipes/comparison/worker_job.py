@@ -29,10 +29,10 @@ class ProgramSpec:
     Attributes:
         data: the ``.pte``.
         method: method to run.
-        inputs, outputs: values of the method, with scales where they are quantized.
+        inputs, outputs: descriptions of the inputs and outputs of the method, with their scales if quantized.
         plan: interpreter plan of the program before lowering; None for a saved program, and if a plan cannot represent
             the program.
-        instrumented_delegates: delegates that also provide the values of layers.
+        instrumented_delegates: TOSA graphs of delegates, with the results of layers as additional outputs.
         data_file: the ``.ptd`` of the program, or None.
     """
 
@@ -92,7 +92,8 @@ class SampleResult:
     Attributes:
         reference, program: outputs, dequantized.
         sums: error sums of each output tensor, by output index.
-        layers: error sums of the compared tensors, by name; in a comparison of two programs, by node.
+        layers: error sums of the compared tensors, by ``ComparedTensor.name``; in a comparison of two programs, by
+            ``ComparedTensor.node``.
         isolated: errors of isolated layers, by name.
         mismatched: delegates whose results differed from those of their TOSA graphs; empty if the layers of this sample
             were not compared.
@@ -210,8 +211,8 @@ def measure_layer_sensitivity(
 ) -> dict[str, ErrorSums]:
     """Measure layer sensitivity: the error of the first floating-point output with one layer quantized at a time.
 
-    Each run replaces one tensor by the result of its layer with quantized weights and rounding, on floating-point
-    inputs.
+    Each run replaces one tensor by the quantized result of its isolated layer, which has floating-point inputs and
+    quantized weights.
 
     Returns:
         Error sums of the output by tensor name; empty without a floating-point output.
@@ -238,9 +239,9 @@ def measure_layer_sensitivity(
 
 @contextmanager
 def _single_thread() -> Iterator[None]:
-    """Use one PyTorch thread, so that results do not depend on the number of workers.
+    """Use one PyTorch thread.
 
-    Floating-point sums depend on the number of threads.
+    Floating-point sums depend on the number of threads, and results must not depend on the number of workers.
     """
     previous = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -32,7 +32,7 @@ class RunRecord:
 
     Attributes:
         etdump: ExecuTorch's ETDump.
-        debug_buffer: the logged tensors.
+        debug_buffer: contents of ExecuTorch's debug buffer: the logged tensors.
         etrecord: ETRecord of the method, with the inputs of this run.
         outputs: outputs of the program.
     """
@@ -62,8 +62,8 @@ class MethodTools:
         self._result, self._name = result, name
         self._report: MethodReport = reports[name]
         self._program: ExportedProgram = with_debug_handles(result.exported_programs[name])
-        #: Checksums of delegates in loops. ExecuTorch's emitter records no instructions for them, so no events are
-        #: logged.
+        #: Checksums of delegates in loops. ExecuTorch's emitter records no instructions for them, so
+        #: ``run_with_etdump`` logs no events inside of them.
         self._in_loops = {delegate.checksum for delegate in self._report.delegates if delegate.calls > 1}
 
     def run_with_etdump(self, tensors: Sequence[torch.Tensor]) -> RunRecord:
@@ -99,7 +99,8 @@ class MethodTools:
     ) -> ETRecord:
         """Build the ETRecord of the method, with the inputs of the first sample and the outputs of all samples.
 
-        Without samples, the program runs on zeros, and the record has neither inputs nor outputs.
+        To find the debug handle groups, the program runs once: on the first sample, or on zeros without samples.
+        Without samples, the record has neither inputs nor outputs.
         """
         zeros = [torch.zeros(info.shape, dtype=getattr(torch, info.dtype)) for info in self._report.inputs]
         calls = self._record_calls(samples[0] if samples else zeros)
@@ -130,7 +131,7 @@ class MethodTools:
         return [info.to_model(tensor) for info, tensor in zip(self._report.inputs, tensors, strict=True)]
 
     def _to_program(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Convert inputs to the dtypes of the program: quantize inputs if the program's are quantized."""
+        """Convert inputs to the dtypes of the program: quantize them if the program takes quantized inputs."""
         return [info.to_program(tensor) for info, tensor in zip(self._report.inputs, tensors, strict=True)]
 
     def build_test_suite(
@@ -166,7 +167,7 @@ def create_inspector(result: Artifact, tensors: Sequence[torch.Tensor], method: 
 
 
 def build_debug_files(result: Artifact, stem: str, etrecords: bool, bundled: Any) -> dict[str, bytes]:
-    """Build the files that are saved next to the ``.pte`` (ETRecords, bundled program), by file name.
+    """Build the ETRecords and the bundled program that are saved next to the ``.pte``: ``{file name: contents}``.
 
     Raises:
         ValueError: samples do not match the model, ExecuTorch's bundled programs cannot hold the inputs or outputs, or

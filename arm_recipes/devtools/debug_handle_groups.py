@@ -1,9 +1,9 @@
 """Debug handle groups: map the operators of a delegate to nodes of the captured program.
 
 ExecuTorch's Inspector compares the value of an event with the node of the event's last debug handle. It merges events
-that share a handle, and compares only the last of them. So each handle must belong to one event. The nodes of a
-delegate are therefore partitioned into groups. A group ends with a node whose value an operator of the delegate
-computes. The nodes before it, up to the previous group, belong to the same group.
+that share a handle, and compares only the last of them. So each handle must belong to one event. This module therefore
+partitions the nodes of a delegate into groups. Each group has one node whose value an operator of the delegate
+computes, and this node comes last. Each other node belongs to the group of the first such node that depends on it.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from arm_recipes.runtime.tosa_flatbuffer import TosaOperator
 #: TOSA operators that only change the shape or the order of the axes of their operand, or copy it. Operators that move
 #: data otherwise (SLICE, CONCAT, PAD, REVERSE, TILE, GATHER) are not listed.
 _LAYOUT_OPERATORS = ("RESHAPE", "TRANSPOSE", "IDENTITY")
-#: PyTorch's dtype -> dtype of the same value in the TOSA graph. Only dtypes that NumPy supports are listed.
+#: ``{dtype in PyTorch: dtype of the same value in the TOSA graph}``. Only dtypes that NumPy supports are listed.
 _TOSA_DTYPE_OF = {name: name for name in ("bool", "int8", "int16", "int32", "float16", "float32")}
 _TOSA_DTYPE_OF |= {"int64": "int32", "float64": "float32"}
 
 
 @dataclass(frozen=True)
 class DebugHandleGroup:
-    """A node of the captured program whose value an operator computes, and the nodes before it.
+    """A node of the captured program whose value an operator computes, and the nodes that are grouped with it.
 
     Attributes:
         operator_index: index of the TOSA operator that computes the value. Events have it as delegate debug identifier.
-        handles: debug handles of the nodes since the previous groups. The last one is the handle of ``node``. Quantize
-            and dequantize nodes without an operator of their own are excluded, because they would hide the other nodes
+        handles: debug handles of the nodes in the group. The handle of ``node`` comes last. Quantize and dequantize
+            nodes without an operator of their own are excluded, because they would hide the other nodes
             of the group in the Inspector.
         node: name of the node.
-        scale, zero_point: quantization of the operator's result: the node's value is
-            ``(integer - zero_point) * scale``. None if the node's value is the result itself.
+        scale, zero_point: quantization parameters of the operator's result: the value of ``node`` is
+            ``(result - zero_point) * scale``. None if the value of ``node`` is the result itself.
     """
 
     operator_index: int
@@ -130,12 +130,13 @@ def _last_node_of_operators(
     Compiler passes move arithmetic forward, for example a MUL past a RESHAPE. The later operator then computes the
     values of both nodes, and no operator computes the value of the earlier node alone.
     """
-    # Handle of a node -> handles of its dependents, as a bit set for speed: a graph may have thousands of nodes.
+    # {debug handle of a node: debug handles of the nodes that depend on it}. The values are bit sets for speed: a graph
+    # may have thousands of nodes.
     dependents: dict[int, int] = {}
     for node in reversed(nodes):
         users = [_debug_handle(user) for user in node.users if "debug_handle" in user.meta]
         dependents[_debug_handle(node)] = _bitwise_union(1 << user | dependents.get(user, 0) for user in users)
-    reached: dict[str, int] = {}  # tensor -> bit set of the nodes that its computation includes
+    reached: dict[str, int] = {}  # {tensor: bit set of the nodes that its computation includes}
     for own, operator in zip(handles, operators, strict=True):
         before = _bitwise_union(reached.get(name, 0) for name in operator.inputs)
         last = max(own, default=0)
@@ -153,9 +154,9 @@ def _assign_nodes(
     operator_index_of: Mapping[Node, int],
     hidden: Collection[Node],
 ) -> list[DebugHandleGroup]:
-    """Assign each node, except ``hidden`` ones, to the first selected value that depends on it; return the groups.
+    """Assign each node to the first selected value that depends on it, and return the groups.
 
-    A node on which no selected value depends is in no group.
+    A node on which no selected value depends is in no group. A ``hidden`` node is in a group only as its last node.
     """
     order = {node: index for index, node in enumerate(nodes)}
     value_of_node: dict[Node, _ComputedValue] = {}
@@ -187,7 +188,7 @@ def _movement_sources(kinds: Sequence[str], operators: Sequence[TosaOperator]) -
     """Return, for each operator, the index of the operator that computed its elements.
 
     RESHAPE, TRANSPOSE and IDENTITY are skipped, because they only move the elements of their operand. Other data
-    movement, such as SLICE, CONCAT and PAD, counts as computation.
+    movement, such as SLICE, CONCAT and PAD, is not skipped.
     """
     number = {operator.result.name: index for index, operator in enumerate(operators)}
     sources: list[int] = []
@@ -200,8 +201,8 @@ def _movement_sources(kinds: Sequence[str], operators: Sequence[TosaOperator]) -
 def _find_value(node: Node, delegate_nodes: set[Node], computed: Collection[int]) -> _ComputedValue | None:
     """Find the value that the last operator of ``node`` computes: the node's value, or its quantized value.
 
-    Later nodes may be fused into ``node`` and have no operators of their own. The quantized value then belongs to the
-    last of them.
+    Later nodes may be fused into ``node`` and have no operators of their own. The operator then computes the quantized
+    value of the last of these nodes.
     """
     equivalents = [node]
     while not is_quantize(node) and not _is_quantized_by_readers(node):
@@ -264,8 +265,10 @@ def _debug_handle(node: Node) -> int:
     return handle
 
 
-def map_handles(groups: Iterable[DebugHandleGroup], handles: Sequence[tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
-    """Debug handles of each operator's events: the handles of the group that the operator belongs to."""
+def map_operators_to_handles(
+    groups: Iterable[DebugHandleGroup], handles: Sequence[tuple[int, ...]]
+) -> dict[int, tuple[int, ...]]:
+    """Return ``{operator index: debug handles of its group}``; an operator without a group has no handles."""
     group_of = {handle: group.handles for group in groups for handle in group.handles}
     mapped = {number: group_of.get(max(own, default=0), ()) for number, own in enumerate(handles)}
     return mapped | {group.operator_index: group.handles for group in groups}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from executorch.exir.delegate import executorch_call_delegate
 
 from arm_backend_core.compilation_log import delegate_record
-from arm_recipes.devtools.debug_handle_groups import DebugHandleGroup, group_debug_handles, map_handles
+from arm_recipes.devtools.debug_handle_groups import DebugHandleGroup, group_debug_handles, map_operators_to_handles
 from arm_recipes.devtools.delegate_results import compute_tosa_results, trace_operator_results
 from arm_recipes.runtime.tosa_flatbuffer import TosaOperator, read_tosa_graph
 
@@ -35,8 +35,9 @@ class DelegateCall:
         operators: operators of the delegate's TOSA graph; empty if the graph contains nested graphs.
         groups: groups of nodes of the captured program. A TOSA operator of the delegate computes the value of the last
             node of a group.
-        handles: index of a TOSA operator -> debug handles of the group that it belongs to; empty without a group.
-        results: index of a TOSA operator -> candidate arrays for its result in one run of the method.
+        handles: ``{index of a TOSA operator: debug handles of its group}``. The handles of an operator without a group
+            are empty.
+        results: ``{index of a TOSA operator: candidate arrays for its result}`` in one run of the method.
     """
 
     instruction: int
@@ -75,7 +76,7 @@ def collect_delegate_calls(
         results = trace_operator_results(execution, record, operators)
         groups = group_debug_handles(program, all_handles, kinds, handles, operators, results)
         results |= compute_tosa_results(execution, operators, [group.operator_index for group in groups])
-        handle_map = map_handles(groups, handles)
+        handle_map = map_operators_to_handles(groups, handles)
         delegate_calls.append(
             DelegateCall(node.meta["debug_handle"], all_handles, record, operators, tuple(groups), handle_map, results)
         )

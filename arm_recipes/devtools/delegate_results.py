@@ -33,10 +33,12 @@ CandidateArrays = tuple[Any, ...]
 def trace_operator_results(
     execution: DelegateExecution, record: DelegateRecord, operators: Sequence[TosaOperator]
 ) -> dict[int, CandidateArrays]:
-    """Trace the results of a delegate's operators, by operator index: the NPU emulator executes the delegate again.
+    """Trace the results of a delegate's operators: ``{operator index: candidate arrays}``.
 
-    If the NPU wrote a result in pieces, the candidates are the possible concatenations. For a TOSA delegate, the
-    candidates are empty; ``compute_tosa_results`` computes its results by name. Other delegates (VGF) have no entries.
+    For an Ethos-U delegate, the NPU emulator executes the delegate again. If the NPU wrote a result in pieces, the
+    candidates are the possible concatenations. For a TOSA delegate, each operator has an empty tuple, because
+    ``compute_tosa_results`` computes the results of selected operators later. For other delegates (VGF), the dict is
+    empty.
     """
     delegate = execution.delegate
     if isinstance(delegate, TosaDelegate):
@@ -54,7 +56,7 @@ def trace_operator_results(
 def compute_tosa_results(
     execution: DelegateExecution, operators: Sequence[TosaOperator], numbers: Sequence[int]
 ) -> dict[int, CandidateArrays]:
-    """Compute the results of selected operators of a TOSA delegate, by operator index."""
+    """Compute the results of selected operators of a TOSA delegate: ``{operator index: candidate arrays}``."""
     delegate = execution.delegate
     if not isinstance(delegate, TosaDelegate) or not numbers:
         return {}
@@ -65,7 +67,7 @@ def compute_tosa_results(
 def _written_pieces(
     delegate: EthosUDelegate, execution: DelegateExecution, record: DelegateRecord, operators: Sequence[TosaOperator]
 ) -> dict[int, dict[str, list[EthosUOperation]]]:
-    """Group the NPU operations that wrote a result, by TOSA operator and by NPU command, in order of execution."""
+    """Return ``{TOSA operator index: {NPU command: operations that wrote a result, in order of execution}}``."""
     operator_lookup = _OperatorLookup(operators)
     origins = CommandOrigins(record)
     pieces: dict[int, dict[str, list[EthosUOperation]]] = {}
@@ -78,12 +80,13 @@ def _written_pieces(
 
 
 def _concatenate_pieces(written: Mapping[str, Sequence[EthosUOperation]], shape: tuple[int, ...]) -> Iterator[Array]:
-    """Yield candidate concatenations, with shape (rows, columns, channels) and with shape ``shape``.
+    """Yield each possible concatenation twice: with the NPU's shape (rows, columns, channels), and with ``shape``.
 
-    Both shapes are needed, because Vela may choose another number of rows and columns than ``shape`` has.
+    Both are needed, because the NPU's numbers of rows and columns may differ from ``shape``.
     """
     for operations in written.values():
-        if sum(operation.result.size for operation in operations) != math.prod(shape):  # an intermediate result
+        # Skip operations that wrote an intermediate result.
+        if sum(operation.result.size for operation in operations) != math.prod(shape):
             continue
         # Stripes in a rolling buffer reuse addresses: concatenate them in order of execution. The NPU may write the
         # inputs of a CONCAT in any order: concatenate them in memory order.
@@ -143,7 +146,7 @@ def _layouts(array: Array, shape: tuple[int, ...]) -> Iterator[Array]:
 
 
 def _regrouped_layouts(array: Array, shape: tuple[int, ...]) -> Iterator[Array]:
-    """Yield arrays of ``shape`` if the array merges dimensions of ``shape``, or ``shape`` merges those of the array."""
+    """Yield arrays of ``shape`` for layouts in which ``array`` has merged dimensions of ``shape``, or conversely."""
     for order in itertools.permutations(range(array.ndim)):
         yield array.transpose(order).reshape(shape)
     for order in itertools.permutations(range(len(shape))):
@@ -165,7 +168,7 @@ class EstimatedInterval:
     Attributes:
         operator_index: index of the TOSA operator.
         start, end: times in ns from the start of the delegate.
-        details: names of the NPU operator and of its result, cycles and MACs.
+        details: names of the NPU operator and of its result, total cycles, cycles of the NPU alone, and MACs.
     """
 
     operator_index: int

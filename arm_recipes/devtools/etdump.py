@@ -30,7 +30,7 @@ _ETDUMP_DTYPES = frozenset(
 )
 #: Alignment of a tensor in the debug buffer, in bytes.
 _DEBUG_BUFFER_ALIGNMENT = 64
-#: Bytes of the debug buffer in addition to the known tensors.
+#: Bytes that are added to the size of the debug buffer as a reserve.
 _SPARE_BYTES = 1 << 20
 
 
@@ -48,12 +48,13 @@ class _LogEvent:
 def collect_events(call: DelegateCall, expected: Mapping[str, torch.Tensor]) -> list[_LogEvent]:
     """Collect the events inside of a delegate.
 
-    The Inspector reads the value of a group from the first event with the group's handles. The event with the output
-    therefore precedes the events with durations.
+    A ``DebugHandleGroup`` consists of nodes of the captured program that were lowered to one or several TOSA operators.
+    The events of these operators have the same debug handles. The Inspector takes the value of the group's last node
+    from the first of these events. The event with the output therefore precedes the events with durations.
 
     Args:
         call: the delegate call.
-        expected: values of the groups' nodes in PyTorch for the same inputs, by node name.
+        expected: ``{node name: value}`` of the last node of each group, computed by PyTorch from the same inputs.
     """
     remaining = delegate_results.estimated_intervals(call.record, call.operators)
     events: list[_LogEvent] = []
@@ -94,7 +95,7 @@ def parse_metadata(entries: list[str]) -> dict[str, Any]:
 
 
 def debug_buffer_bytes(manager: ExecutorchProgramManager, method: str, expected: Mapping[str, torch.Tensor]) -> int:
-    """Size in bytes of a debug buffer for all tensors that the runtime logs, and for ``expected``.
+    """Size in bytes of a debug buffer for the CPU tensors that the runtime logs, and for the results in ``expected``.
 
     If the debug buffer is too small, the runtime aborts the process.
     """

@@ -55,7 +55,8 @@ def build_etrecord(
         mapped = {str(index): list(handles) for index, handles in call.handles.items()}
         delegates[call.instruction] = {**delegates[call.instruction], "delegate_map": mapped}
         if call.groups:
-            results[call.instruction] = 1  # the Inspector also applies this number to each event inside the delegate
+            # The Inspector also applies this number of results to each event inside the delegate.
+            results[call.instruction] = 1
     return ETRecord(
         edge_dialect_program=program,
         _debug_handle_map={_INSPECTOR_METHOD: _with_text_keys(handles)},

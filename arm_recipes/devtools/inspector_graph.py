@@ -22,7 +22,7 @@ _METADATA_KEYS = ("val", "stack_trace", "nn_module_stack", "torch_fn", "source_f
 
 
 def with_debug_handles(program: ExportedProgram) -> ExportedProgram:
-    """Copy a program, and assign the same debug handles to its nodes that delegates and events use."""
+    """Copy a program, and give its nodes the debug handles that delegates and events use for them."""
     program = _copy_with_buffers(program)
     normalize_call_signature(program)
     assign_debug_handles(program.graph, 1)
@@ -113,7 +113,7 @@ def compute_node_values(
         names: names of the nodes.
 
     Returns:
-        Name of the node -> value.
+        ``{node name: value}``.
     """
     program = _copy_with_buffers(program)
     # Not program.module(): its generated input checks fail for number arguments and unusual names.
@@ -124,7 +124,7 @@ def compute_node_values(
 
 
 def _all_inputs(program: ExportedProgram, tensors: Sequence[torch.Tensor]) -> Iterator[Any]:
-    """Yield all inputs of the graph: weights, buffers, constant arguments of the capture, and ``tensors``."""
+    """Yield all inputs of the graph: weights, buffers, Python constants from the capture, and ``tensors``."""
     user_inputs = iter(tensors)
     for spec in program.graph_signature.input_specs:
         if spec.target is not None:

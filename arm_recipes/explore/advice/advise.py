@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from arm_backend_core.targets.compile_spec import EthosUCompileSpec
     from arm_recipes.explore.sweep.rows import ProgramEstimates
 
+#: Delegates, and the TOSA flatbuffer of each as an array.
 _LoweredDelegates = tuple[Sequence[LoweredDelegate], Sequence["np.ndarray[Any, Any]"]]
 
 
@@ -52,7 +53,7 @@ def advise(
             "advice is for operators on the NPU, and this program has none: see report.cpu_operators for the reasons"
         )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # These programs are only estimated: their warnings do not concern the user.
+        warnings.simplefilter("ignore")  # Warnings about the changed programs do not concern the user.
         return _evaluate_changes(recipe, partitioner, estimated, programs)
 
 
@@ -104,10 +105,11 @@ def _candidate_options(spec: EthosUCompileSpec) -> Iterator[dict[str, Any]]:
         yield {"optimise": "size"}
 
 
-#: Name of the change to 2:4 structured sparsity.
+#: Name of the change "2:4 structured sparsity" in results and notes.
 _SPARSE_WEIGHTS = "2:4 sparse weights"
 _NO_WEIGHTS = "no convolution or linear layer has 16 or more input channels"
-#: Memory that holds the constants: Vela's name -> name in notes. Vela says ``OnChipFlash`` for constants in SRAM.
+#: Names in notes of the memory that holds the constants, by Vela's name. ``OnChipFlash`` is Vela's name for SRAM that
+#: holds constants.
 _CONSTANT_MEMORY_NAMES = {"OnChipFlash": "SRAM", "OffChipFlash": "flash", "Dram": "DRAM"}
 
 
@@ -141,7 +143,8 @@ class _ChangeEvaluator:
     def try_per_tensor_weights(self, program: ExportedProgram, method_suffix: str, *, is_only_method: bool) -> None:
         """Compile the program with one scale for each weight tensor (``per_channel=False``).
 
-        Nothing happens without per-channel weights. With several methods, only a note is added.
+        A program without per-channel weights is not compiled. For a program with several methods, a note is added
+        instead, because methods share weights.
         """
         from arm_recipes.explore.advice.per_tensor_weights import use_per_tensor_scales
 
@@ -171,7 +174,7 @@ class _ChangeEvaluator:
             )
 
     def _try_program(self, change: str, program: ExportedProgram, note: str) -> None:
-        """Lower and compile a changed program, and record its figures or why it could not be lowered."""
+        """Lower and compile a changed program, and record its cost, or why it could not be lowered."""
         lowered = lower_program(program, self._spec.target, self._loops)
         if isinstance(lowered, str):
             self.notes.append(f"{change}: {lowered}")

@@ -39,7 +39,8 @@ class _LayerSpec:
         channels: number of output channels, or output features of a linear layer.
         input_sizes: number of input channels or features, and for convolutions the kernel size.
         input_shape: shape of the input tensor.
-        options: stride, padding and dilation of a convolution, without those that its node leaves at the default.
+        options: (name, value) pairs of the stride, padding and dilation of a convolution. Options that its node does
+            not specify are missing.
     """
 
     kind: type[nn.Module]
@@ -93,7 +94,8 @@ def try_fewer_channels(
         if current is None or reduced is None:
             notes.append(f"{fewer} channels in place of {layer.channels}: the isolated layer cannot be exported")
             continue
-        # Without rounding to groups, cycles would fall in proportion to the channels. Advise only if they fall faster.
+        # If the NPU did not compute whole groups, cycles would be proportional to channels. Advise only if they fall
+        # more than 1.5 times as fast.
         is_worthwhile = (
             current.cycles - reduced.cycles > 1.5 * current.cycles * (layer.channels - fewer) / layer.channels
         )
@@ -166,7 +168,7 @@ def _is_model_output(node: Node) -> bool:
 
 
 def _estimate_work(layer: _LayerSpec) -> int:
-    """Return the number of input elements times output channels, by which layers are ordered."""
+    """Return the number of input elements times the number of output channels. Layers are sorted by this product."""
     elements = 1
     for size in layer.input_shape:
         elements *= size

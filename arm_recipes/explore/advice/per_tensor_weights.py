@@ -16,7 +16,7 @@ _QUANTIZED_DECOMPOSED = torch.ops.quantized_decomposed
 
 
 def use_per_tensor_scales(program: ExportedProgram) -> ExportedProgram | None:
-    """Requantize per-channel weights and biases to one scale, the largest of their channels.
+    """Requantize per-channel weights and biases to one scale per tensor: the largest scale of its channels.
 
     Returns:
         A changed copy of the program; None if it has no per-channel constants.

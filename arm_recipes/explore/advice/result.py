@@ -33,7 +33,7 @@ class Cost:
         return self.dram_bytes + self.flash_bytes
 
     @property
-    def figures(self) -> tuple[int, int, int]:
+    def components(self) -> tuple[int, int, int]:
         """Cycles, bytes of SRAM, bytes of DRAM and flash."""
         return self.cycles, self.sram_bytes, self.dram_and_flash_bytes
 
@@ -59,7 +59,7 @@ class Advice:
     @property
     def saves(self) -> bool:
         """Whether the change saves more than 0.5 % of cycles or SRAM."""
-        pairs = zip(self.now.figures[:2], self.then.figures[:2], strict=True)
+        pairs = zip(self.now.components[:2], self.then.components[:2], strict=True)
         return any(changed < (1 - _NEGLIGIBLE) * current for current, changed in pairs)
 
     @property
@@ -70,7 +70,7 @@ class Advice:
     @property
     def is_trade_off(self) -> bool:
         """Whether the change saves cycles or SRAM and costs more than 0.5 % more of cycles, SRAM, or DRAM and flash."""
-        pairs = zip(self.now.figures, self.then.figures, strict=True)
+        pairs = zip(self.now.components, self.then.components, strict=True)
         return self.saves and any(changed > (1 + _NEGLIGIBLE) * current for current, changed in pairs)
 
 

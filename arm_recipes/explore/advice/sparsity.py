@@ -27,8 +27,9 @@ _GROUP_SIZE, _MAX_NONZERO = 4, 2
 #: network is sensitive to pruning.
 _MIN_INPUT_CHANNELS = 16
 aten = torch.ops.aten
-#: Operator whose weight has the output channels first, then the input channels -> position of the argument ``groups``.
-_LAYERS: dict[Any, int | None] = {
+#: Operators whose weight has the shape [output channels, input channels, ...]: ``{operator: position of the argument
+#: groups}``, with None for an operator without groups.
+_PRUNABLE_OPERATORS: dict[Any, int | None] = {
     aten.linear.default: None,
     aten.conv1d.default: 6,
     aten.conv2d.default: 6,
@@ -49,7 +50,8 @@ def compute_sparsity_masks(model: Model, samples: Samples | None = None) -> dict
         samples: as for ``export``; only the first sample is used.
 
     Returns:
-        Name of each weight, such as "body.0.weight" -> float mask of its shape, with values 0 and 1.
+        ``{name of a weight: mask}``, for example ``{"body.0.weight": mask}``. A mask has the shape and dtype of the
+        weight, and the values 0 and 1.
 
     Raises:
         ValueError: the model has several methods, or the samples are missing or do not fit the model.
@@ -99,14 +101,15 @@ def find_prunable_weights(program: ExportedProgram) -> dict[Node, int | None]:
     """Find the weights of linear layers and of 1D and 2D convolutions without groups, with at least 16 input channels.
 
     Returns:
-        Placeholder of the weight -> number of channels of the flattened image that the layer reads, or None.
+        ``{placeholder of the weight: channels}``: the number of channels of the flattened image that the layer reads;
+        None for other inputs.
     """
     constants = constants_of(program)
     weights: dict[Node, int | None] = {}
     for node in program.graph.nodes:
-        if node.target not in _LAYERS:
+        if node.target not in _PRUNABLE_OPERATORS:
             continue
-        groups = _LAYERS[node.target]
+        groups = _PRUNABLE_OPERATORS[node.target]
         weight: Any = _skip_dequantize(node.args[1])
         is_grouped = groups is not None and len(node.args) > groups and node.args[groups] != 1
         if weight in constants and not is_grouped and weight.meta["val"].shape[1] >= _MIN_INPUT_CHANNELS:
@@ -139,9 +142,9 @@ def _skip_dequantize(node: Any) -> Any:
 
 
 def _flattened_channels(linear: Node) -> int | None:
-    """Number of channels of the image [N, C, H, W] whose flattened values a linear layer reads; None if there is none.
+    """Return C if a linear layer reads a flattened image [N, C, H, W]; otherwise None.
 
-    The flattening may be followed by quantization and by elementwise functions.
+    Quantization and elementwise functions may follow the flattening.
     """
     features = linear.args[1].meta["val"].shape[1]  # type: ignore[union-attr]
     node: Any = linear.args[0]

@@ -18,13 +18,12 @@ _AXIS_TITLES = {
     "flash_bytes": "flash (bytes)",
     "weight_bytes": "encoded weights (bytes)",
 }
-#: Okabe and Ito's colours, which colour-blind people can distinguish. Each recipe (processor family and precision) has
-#: one.
+#: Okabe and Ito's colours, which colour-blind people can distinguish. Each recipe has one colour.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 #: Diameter in pixels of the marker of the target with the fewest MACs, and the increase in diameter from one
 #: number of MACs to the next.
 _SMALLEST_MARKER, _MARKER_GROWTH = 7, 2
-#: Height in pixels of a subplot, and of the space between two subplots, which has an axis.
+#: Height in pixels of a subplot, and of the space between two subplots, which contains the axis labels.
 _SUBPLOT_HEIGHT, _AXIS_HEIGHT = 240, 75
 #: Marker symbols, which distinguish memory modes.
 _MARKER_SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross", "star", "x", "pentagon")
@@ -33,7 +32,7 @@ _MARKER_SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross", "star"
 def plot_rows(
     rows: Sequence[Row], metric: str, front: Callable[[str, str], Sequence[Row]], x: str, y: str | Sequence[str]
 ) -> Any:
-    """See ``Sweep.plot``.
+    """Plot rows; see ``Sweep.plot``.
 
     Args:
         rows: rows with estimates.
@@ -55,7 +54,7 @@ def plot_rows(
     for column in (x, *columns):
         column_value(rows[0], column)
     if x == "milliseconds" and all(column_value(row, x) is None for row in rows):
-        x = "cycles"  # no processor has a clock
+        x = "cycles"  # no row has a time, because no clock of a Cortex-M was given
     drawn = [column for column in columns if any(column_value(row, column) is not None for row in rows)]
     # Omit columns of zeros, such as a memory that no configuration uses.
     drawn = [column for column in drawn if any(column_value(row, column) for row in rows)] or drawn
@@ -120,7 +119,7 @@ def _log_ticks(values: Sequence[float | None]) -> list[float]:
 
 
 def _symbol_of_mode(rows: Sequence[Row]) -> dict[str, str]:
-    """Memory mode -> marker symbol; "" is the mode of rows without an NPU."""
+    """Return ``{memory mode: marker symbol}``. The mode of rows without an NPU is ""."""
     modes = dict.fromkeys(row.memory_mode for row in rows)
     return {mode: _MARKER_SYMBOLS[number % len(_MARKER_SYMBOLS)] for number, mode in enumerate(modes)}
 

@@ -37,7 +37,7 @@ class LoweredDelegate:
         digest: hash of the flatbuffer with default alternatives.
         graph_digest: hash of the graph before alternatives are chosen.
         result_bytes: size of each result in bytes.
-        sources: pairs of a TOSA operator and its source line, for error messages.
+        sources: (name of a TOSA operator, source line of the model) pairs, for error messages.
         calls: number of calls per inference.
     """
 
@@ -79,8 +79,8 @@ def compile_delegates(
 
     Args:
         index: index of the configuration.
-        arrays: flatbuffers with default alternatives, one for each delegate. The graphs of the delegates may follow;
-            then alternatives are chosen for them.
+        arrays: flatbuffers with default alternatives, one for each delegate. The graphs of the delegates may follow. In
+            this case, this function chooses alternatives for the graphs.
 
     Returns:
         The index, and the estimates or an error message.

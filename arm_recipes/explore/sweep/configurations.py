@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 ETHOSU_RECIPES = tuple(name for name in SPEC_BUILDERS if name.startswith("ETHOSU"))
 #: Ethos-U recipes of a sweep without the argument ``recipes``.
 DEFAULT_RECIPES = tuple(name for name in ETHOSU_RECIPES if name.endswith("_INT8"))
+#: Argument of ``sweep`` that selects all system configurations or all boards.
 ALL_VALUES = "all"
-#: Recipe option -> argument of ``sweep`` that lists values of the option.
+#: ``{recipe option: argument of sweep that lists values of the option}``.
 _SWEEP_ARGUMENTS = {"macs": "macs", "system_config": "system_configs", "memory_mode": "memory_modes"}
 
 
@@ -121,8 +122,8 @@ def list_configurations(
 
     Raises:
         ValueError: an option of ``fixed`` is invalid; a value of ``varied`` is valid in no combination (the message
-            contains the error of the recipe); or a board does not exist, has the NPU of no recipe, or is combined with
-            an option that it determines.
+            contains the error of the recipe); or a board does not exist, no recipe is for its NPU, or an option that
+            the board determines is given, too.
     """
     if boards is not None:
         return _list_boards(recipes, {**varied, "config_ini": fixed["config_ini"]}, fixed, boards)
@@ -169,7 +170,10 @@ def list_configurations(
 def _list_boards(
     recipes: Any, determined: Mapping[str, Any], fixed: Mapping[str, Any], boards: Any
 ) -> tuple[SweepConfiguration, ...]:
-    """List the combinations of boards and recipes; a board determines the options in ``determined``."""
+    """List the combinations of boards and recipes.
+
+    A board determines the options in ``determined``, so their values must be None.
+    """
     for name, value in determined.items():
         if value is not None:
             argument = _SWEEP_ARGUMENTS.get(name, name)
@@ -185,7 +189,7 @@ def _list_boards(
             raise ValueError(f"boards: {board.name!r} has an {board.family.title()}, but recipes: {', '.join(names)}")
         for recipe in matching:
             spec: Any = SPEC_BUILDERS[recipe](options.resolve_options(recipe, {**fixed, "board": board.name}))
-            # Without the budgets: a program that exceeds them is a row, not an error.
+            # Omit memory budgets, so that a program that exceeds one gives a row instead of an error.
             chosen = {name: value for name, value in board.options.items() if not name.endswith("_budget")}
             configurations.append(SweepConfiguration(recipe, spec, {**fixed, **chosen}, board.name))
     return tuple(configurations)

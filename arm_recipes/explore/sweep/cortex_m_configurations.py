@@ -29,7 +29,7 @@ class CortexMConfiguration:
 
     Attributes:
         processor: the processor.
-        megahertz: clock of the processor; None: unknown, so the row has no time.
+        megahertz: clock of the processor. If it is None, the row has no inference time.
         options: options of the recipe.
     """
 
@@ -52,8 +52,8 @@ def list_cortex_m_configurations(
     """List the configurations of the processors.
 
     Args:
-        cpus: names of processors, or name -> clock in MHz. None: the recipe's default.
-        fixed: options of ``sweep``.
+        cpus: names of processors, or ``{name: clock in MHz}``. None: the recipe's default.
+        fixed: options of ``sweep`` that are the same for all configurations.
 
     Raises:
         ValueError: ``cpus`` is empty, a processor does not exist, or a clock is not positive.
@@ -74,7 +74,7 @@ def list_cortex_m_configurations(
     return tuple(configurations)
 
 
-def make_rows(
+def make_cortex_m_rows(
     program: ExportedProgram,
     samples: Sequence[Inputs],
     configurations: Sequence[CortexMConfiguration],

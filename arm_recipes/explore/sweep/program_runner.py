@@ -39,14 +39,14 @@ class ProgramRunner:
         self._samples, self._store, self._with_progress = samples, store, with_progress
 
     def compile_first(self, unlowered: UnloweredPrograms, configurations: Iterable[SweepConfiguration]) -> Artifact:
-        """Compile the program of one configuration: try the last configuration of each NPU in turn, until one compiles.
+        """Compile the program of one configuration. Tries the last configuration of each NPU, until one compiles.
 
         Args:
             unlowered: the captured and quantized program.
             configurations: configurations whose programs have bit-equal results.
 
         Raises:
-            ExportError, ArmBackendError: no configuration compiles. The exception is that of the last NPU.
+            ExportError, ArmBackendError: no configuration compiles. The exception concerns the last NPU.
         """
         by_accelerator = {configuration.spec.accelerator: configuration for configuration in configurations}
         last_error: Exception | None = None

@@ -1,7 +1,7 @@
 """Quantization and lowering of a sweep.
 
-There is one quantized program per precision (and per NPU, if the NPU changes the program). There is one set of TOSA
-graphs per quantized program and NPU.
+A sweep quantizes the model once per precision. If quantization depends on the NPU, it quantizes the model once per
+precision and NPU. It lowers each quantized program to TOSA graphs once per NPU.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class QuantizedProgram:
     Args:
         program: captured model.
         samples: calibration samples.
-        recipe: a recipe of this precision. The recipes of a precision have the same quantizer. The programs of most
-            models are the same for all NPUs, see ``is_valid_for``.
+        recipe: any recipe of this precision: all have the same quantizer. For most models, the quantized program is
+            valid for all NPUs, see ``is_valid_for``.
 
     Attributes:
         unlowered: the captured and quantized program.
@@ -119,9 +119,10 @@ def lower_program(program: ExportedProgram, target: Target, loops: LoopRolling |
     """Lower a quantized program for an NPU. Returns an error message if this fails.
 
     Args:
-        program: quantized program without constant inputs (``normalize_call_signature``). It does not change.
+        program: quantized program, after ``normalize_call_signature`` has removed its inputs that are Python constants.
+            It does not change.
         target: NPU to lower for.
-        loops: loop rolling option of the recipe; None for the default of recipes.
+        loops: loop rolling option of the recipe. None: the default of recipes.
     """
     spec = DeferredTuningSpec(target)
     try:
@@ -146,7 +147,7 @@ def lower_program(program: ExportedProgram, target: Target, loops: LoopRolling |
 
 
 def make_lowered_delegate(record: compilation_log.DelegateRecord, graph: bytes = b"") -> LoweredDelegate:
-    """Make a delegate for ``compile_delegates``; ``graph`` is its graph before alternatives are chosen."""
+    """Make a delegate for ``compile_delegates``. ``graph`` is its serialized graph, before alternatives are chosen."""
     return LoweredDelegate(
         name=record.name,
         graph_digest=hashlib.sha256(graph).hexdigest(),

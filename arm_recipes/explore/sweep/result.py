@@ -12,7 +12,7 @@ from arm_recipes.explore.sweep.rows import Row, column_value
 
 #: Default criteria of the Pareto front. Less is better, except for accuracy.
 PARETO_CRITERIA = ("milliseconds", "ram_bytes", "sram_bytes", "dram_bytes", "flash_bytes", "accuracy", "cpu_operators")
-#: Columns that ``plot`` draws over the time.
+#: Columns that ``plot`` draws by default, each over the inference time.
 _PLOTTED_COLUMNS = ("ram_bytes", "dram_bytes", "flash_bytes", "accuracy")
 _TABLE_COLUMNS = ("", "recipe", "target", "system", "memory mode", "cycles", "ms", "RAM", "SRAM", "DRAM", "flash")
 _MAXIMIZED_COLUMNS = frozenset({"accuracy"})
@@ -23,8 +23,8 @@ class Sweep(Renderable):
     """The configurations of a sweep, failed ones included.
 
     Attributes:
-        rows: in the order of recipes, MACs, system configurations and memory modes, or of boards and recipes; then the
-            Cortex-M processors.
+        rows: in the order of recipes, MACs, system configurations and memory modes, or of boards and recipes. The
+            Cortex-M processors come last.
         metric: name of the accuracy metric.
         notes: notes for the user, one sentence each.
     """

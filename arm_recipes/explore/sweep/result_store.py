@@ -1,4 +1,7 @@
-"""Result store: a content-addressed folder of finished results. Interrupted ``sweep`` and ``tune`` resume from it."""
+"""Result store: a folder of finished results, with hashes of their inputs as file names.
+
+An interrupted ``sweep`` or ``tune`` resumes from the folder.
+"""
 
 from __future__ import annotations
 

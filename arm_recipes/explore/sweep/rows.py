@@ -11,16 +11,16 @@ _OPTIONAL_COLUMNS = ("accuracy", "ram_bytes", "milliseconds")
 
 @dataclass(frozen=True)
 class ProgramEstimates:
-    """Estimates of a program for one inference: of its delegates by Vela, or of a Cortex-M without an NPU.
+    """Estimates for one inference: by Vela for the delegates, or by the CPU cost model for a Cortex-M without an NPU.
 
     Attributes:
         cycles: cycles including memory stalls; without an NPU, estimated cycles of the CPU.
         npu_cycles: cycles of the NPU alone.
         milliseconds: inference time at the clock of the system configuration, or at the given clock of a Cortex-M; None
             if no clock was given.
-        sram_bytes, dram_bytes, flash_bytes: memory use. If everything is in SRAM, Vela counts constants as flash.
-            Several delegates use SRAM in sequence, so ``sram_bytes`` is their maximum. DRAM and flash are summed.
-            Without an NPU, ``sram_bytes`` is the RAM of the board, and ``flash_bytes`` the size of the program.
+        sram_bytes, dram_bytes, flash_bytes: memory use. If the memory mode has everything in SRAM, Vela reports
+            constants as flash. Delegates use SRAM in sequence, so ``sram_bytes`` is their maximum. DRAM and flash are
+            summed. Without an NPU, ``sram_bytes`` is the RAM of the board, and ``flash_bytes`` the size of the program.
         sram_exceeded: whether the program needs more SRAM than the memory mode allows.
         fast_scratch_bytes: part of the SRAM that the firmware provides as fast scratch.
         npu_ram_bytes: RAM that the NPU needs: scratch, and the constants if the memory mode places them in RAM; 0
@@ -56,7 +56,7 @@ class Row:
         cpu_operators: number of operators outside delegates, whose time an NPU's estimates do not include; None if the
             program could not be lowered.
         accuracy: accuracy by the sweep's metric; None if the program could not be compiled or executed.
-        error: error message of a failed configuration; None for others.
+        error: error message of a failed configuration; None for a compiled one.
         board: name of the board that determined the configuration; None without a board.
         ram_bytes: RAM that a board needs: the sum for the NPU, for ExecuTorch's runtime, for the application's inputs
             and outputs, and for tensors outside delegates; None if compilation failed, or an NPU's program could not be

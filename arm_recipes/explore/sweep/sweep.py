@@ -20,7 +20,7 @@ from arm_recipes.comparison.accuracy import Evaluator, check_metric
 from arm_recipes.comparison.samples import check_batches_unchanged
 from arm_recipes.explore.sweep.compile_worker import cache_key, compile_delegates
 from arm_recipes.explore.sweep.configurations import SweepConfiguration, list_configurations, split_recipes
-from arm_recipes.explore.sweep.cortex_m_configurations import list_cortex_m_configurations, make_rows
+from arm_recipes.explore.sweep.cortex_m_configurations import list_cortex_m_configurations, make_cortex_m_rows
 from arm_recipes.explore.sweep.program_runner import ProgramRunner, compute_cpu_ram
 from arm_recipes.explore.sweep.quantize_and_lower import METHOD, LoweredProgram, QuantizedProgram
 from arm_recipes.explore.sweep.result import Sweep
@@ -64,30 +64,30 @@ def sweep(
 
     The model is captured once, quantized once per precision (and NPU, if the NPU changes the program), and lowered
     once per precision and NPU. For each configuration, alternatives are chosen, and Vela compiles the result. joblib
-    compiles the configurations in parallel, by default in one process per core. ``joblib.parallel_config`` can select a
-    cluster, for example, whose machines all need this package and Vela.
+    compiles the configurations in parallel, by default in one process per core. ``joblib.parallel_config`` can select
+    another backend, for example a cluster. All machines of the cluster need this package and Vela.
 
     Args:
         model: as for ``export``; one method.
         recipes: Ethos-U recipes and CORTEX_M_INT8, as members of ``ArmRecipeType`` or names. None selects the int8
             recipes of Ethos-U, and CORTEX_M_INT8 if ``cpus`` is given.
-        samples: as for ``export``; all samples have the same shape, except for the batches of a ``DataLoader``. They
-            measure the accuracy. They also calibrate, unless ``calibration_samples`` is given. A sample may have extra
-            elements after the inputs, such as labels. The metric receives the whole sample.
+        samples: as for ``export``; all samples have the same shape, except for the batches of a ``DataLoader``. The
+            accuracy is measured on these samples. They also calibrate, unless ``calibration_samples`` is given. A
+            sample may have extra elements after the inputs, such as labels. The metric receives the whole sample.
         macs: MACs per cycle to combine; by default all that Vela supports for the NPU.
         system_configs: system configurations to combine. They describe clock, memories and bandwidth. The default is
             the recipe's; "all" selects all of the ``.ini`` file.
         memory_modes: memory modes to combine; by default all of Vela's. Invalid combinations are skipped.
         boards: names of boards, or "all": a configuration for each board and recipe of its NPU, instead of
             combinations of ``macs``, ``system_configs`` and ``memory_modes``. ``arm-recipes boards`` lists them.
-        cpus: processors for CORTEX_M_INT8: names, or name -> clock in MHz, as in
+        cpus: processors for CORTEX_M_INT8: names, or a dict with clocks in MHz:
             ``{"cortex-m4": 120, "cortex-m55": 400}``. The row of a processor with a clock has an inference time. The
             default is the recipe's processor. The cycles are estimates; see ``docs/contributors/cpu_cycles.md`` for
             their errors.
         metric: ``metric(outputs, sample)`` returns a number, higher is better; its mean is the accuracy. By default
             the accuracy is the SQNR of the outputs against the floating-point model, in dB.
-        cache_dir: folder of finished configurations and of program outputs. The keys of configurations are hashes of
-            graphs, Vela's options and version, and with ``search_alternatives`` of this package's sources. An
+        cache_dir: folder of finished configurations and of program outputs. The key of a configuration is a hash of its
+            graphs and of Vela's options and version; with ``search_alternatives``, also of this package's sources. An
             interrupted sweep resumes from there, and a new sweep compiles only changed configurations. Failed
             configurations are compiled again.
         calibration_samples: option of the recipes.
@@ -131,7 +131,7 @@ def sweep(
         runner = ProgramRunner(examples, store, progress_bars.track_samples)
         estimates = _compile_all(requested, lowered, store, progress_bars)
         measured, accuracy_notes = _measure_programs(evaluator, runner, requested, lowered, quantized, estimates)
-        cpu_rows, cpu_notes = make_rows(
+        cpu_rows, cpu_notes = make_cortex_m_rows(
             program,
             examples,
             cortex_m_configurations,
@@ -158,8 +158,9 @@ def capture_model(
         metric: metric that gets the samples as the user passed them.
 
     Returns:
-        The program, the samples as the user passed them (rebatched, if they are batches and there is no metric), the
-        samples in the form of the model's inputs, and notes.
+        The program; the samples as the user passed them; the samples in the form of the model's inputs; and notes. For
+        a ``DataLoader`` without a metric, the batches in the form of the model's inputs also replace the samples as the
+        user passed them.
 
     Raises:
         ValueError: the model has several methods or dynamic shapes, the samples are missing or do not fit the model, or
@@ -245,12 +246,12 @@ def _measure_programs(
 ) -> tuple[dict[int, tuple[float, int]], list[str]]:
     """Measure the accuracy, and compute the RAM that a program needs in addition to the RAM of its delegates.
 
-    Programs with the same TOSA graphs have the same accuracy. The memory plan may place CPU tensors in the NPU's
-    scratch, which reduces the RAM that they add. Configurations with equal scratch sizes have equal plans, so only one
-    of them is compiled.
+    Programs with the same TOSA graphs have the same accuracy, so only one of them runs. The memory plan may place CPU
+    tensors in the NPU's scratch, where they need no additional RAM. Configurations with equal scratch sizes have equal
+    plans, so only one of them is exported.
 
     Returns:
-        Accuracy and RAM by configuration index, and a note for each program that could not be executed.
+        ``{configuration index: (accuracy, RAM in bytes)}``, and a note for each program that could not be executed.
     """
     indices_by_key: dict[_ProgramKey, list[int]] = {}
     for index, (configuration, program) in enumerate(zip(requested, lowered, strict=True)):
@@ -284,7 +285,10 @@ def _program_key(configuration: SweepConfiguration, lowered: LoweredProgram) -> 
 
 
 def _scratch_sizes(estimates: ProgramEstimates | str) -> tuple[int, int, int]:
-    """Sizes that determine the memory plan. In Dedicated_Sram memory modes, SRAM has only the fast scratch."""
+    """Return the sizes that determine the memory plan.
+
+    ``sram_bytes`` is not enough: in Dedicated_Sram memory modes, it is the size of the fast scratch only.
+    """
     assert isinstance(estimates, ProgramEstimates)
     return estimates.sram_bytes, estimates.fast_scratch_bytes, estimates.npu_ram_bytes
 
@@ -295,7 +299,7 @@ def _compile_all(
     store: ResultStore,
     progress_bars: _ProgressBars,
 ) -> dict[int, ProgramEstimates | str]:
-    """Compile programs without stored estimates; return the estimates or an error message by configuration index."""
+    """Compile programs without stored estimates; return ``{configuration index: estimates or error}``."""
     outcomes: dict[int, ProgramEstimates | str] = {}
     keys: dict[int, str] = {}
     tasks = []

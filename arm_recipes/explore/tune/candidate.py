@@ -20,8 +20,8 @@ class Candidate:
     """A program that the search compiled.
 
     Attributes:
-        precisions: precision by module, as in the recipe option ``precisions``. The precision of a module applies to
-            its submodules without an entry of their own.
+        precisions: ``{module: precision}``, as in the recipe option ``precisions``. The precision of a module applies
+            to its submodules without an entry of their own.
         cost: estimated cost.
         sqnr: SQNR in dB of the quantized program in PyTorch, against the floating-point model, on the test samples.
         accuracy: metric on the test samples; SQNR if the user gave no metric.
@@ -86,7 +86,7 @@ class CandidatePool:
         return dict(next(key for key, known in self._candidates.items() if known is candidate))
 
     def evaluate_on_search_samples(self, candidate: Candidate) -> EvaluationResult:
-        """Return the evaluation result of a candidate on the search samples."""
+        """Evaluate a candidate on the search samples."""
         return self._evaluator.evaluate_on_search_samples(self.plan_of(candidate))
 
     def _add(self, plan: PrecisionPlan, cost: ProgramCost) -> Candidate:

@@ -17,7 +17,7 @@ def plot_candidates(
     metric: str,
     title: str,
 ) -> Any:
-    """See ``Tuned.plot``."""
+    """Plot candidates and their Pareto front ``frontier``; see ``Tuned.plot``."""
     try:
         from plotly.graph_objects import Figure
     except ImportError as error:
