@@ -39,6 +39,7 @@ def _read(path: Path, *slots: TensorInfo, images: ImageNormalization = _IDENTITY
         pytest.param((6, 3), 3, id="a long batch"),
         pytest.param((2, 4), None, id="another shape"),
         pytest.param((0, 3), None, id="none"),
+        pytest.param((0, 2, 3), None, id="no sample along an axis of their own"),
     ],
 )
 def test_number_of_samples_in_an_array(shape: tuple[int, ...], count: int | None, tmp_path: Path) -> None:
