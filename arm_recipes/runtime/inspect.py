@@ -129,7 +129,9 @@ class Inspection(Renderable):
             yield "Data file (.ptd)", [(name, format_bytes(count)) for name, count in self.data_file.items()]
 
 
-def inspect_program(source: str | Path | bytes | bytearray | memoryview, ptd: str | Path | bytes | None = None) -> Inspection:
+def inspect_program(
+    source: str | Path | bytes | bytearray | memoryview, ptd: str | Path | bytes | None = None
+) -> Inspection:
     """Describe a program: inputs, outputs, delegates, and the kernels and memory that firmware must provide.
 
     If a payload is damaged, the description says so and still covers the rest of the program. For a TFLite model that

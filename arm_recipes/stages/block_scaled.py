@@ -83,7 +83,7 @@ def _refusal(module: nn.Module) -> str | None:
     return None
 
 
-def describe_unscaled_layers(model: nn.Module, method: str) -> tuple[list[str], bool]:
+def describe_layers_without_block_scales(model: nn.Module, method: str) -> tuple[list[str], bool]:
     """Describe the layers of a transformed model that are not block-scaled.
 
     Returns:
