@@ -115,7 +115,7 @@ def _most_similar(line: str, lines: list[str], first: int) -> int:
     ratios = {n: SequenceMatcher(None, words, _words(lines[n])).ratio() for n in range(first, len(lines))}
     best = max(ratios, key=lambda n: ratios[n], default=first)
     if ratios.get(best, 0.0) < _MIN_SIMILARITY:
-        raise ValueError(f"no line of the output has words like those of {line!r}:\n" + "\n".join(lines))
+        raise ValueError(f"no line of the output has words similar to {line!r}:\n" + "\n".join(lines))
     return best
 
 
