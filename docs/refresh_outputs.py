@@ -46,7 +46,7 @@ def main() -> int:
     for page in pages:
         before = page.read_text()
         after = refresh(page, before)
-        changed = [old for old, new in _pairs(before, after) if _words(old) != _words(new)]
+        changed = [old for old, new in _pairs(before, after) if _mask_numbers(old) != _mask_numbers(new)]
         stale += len(changed)
         print(f"{page.name}: {len(changed)} outputs whose words changed")
         if not arguments.check:
@@ -111,8 +111,8 @@ def _most_similar(line: str, lines: list[str], first: int) -> int:
     Raises:
         ValueError: no line reaches ``_MIN_SIMILARITY``.
     """
-    words = _words(line)
-    ratios = {n: SequenceMatcher(None, words, _words(lines[n])).ratio() for n in range(first, len(lines))}
+    words = _mask_numbers(line)
+    ratios = {n: SequenceMatcher(None, words, _mask_numbers(lines[n])).ratio() for n in range(first, len(lines))}
     best = max(ratios, key=lambda n: ratios[n], default=first)
     if ratios.get(best, 0.0) < _MIN_SIMILARITY:
         raise ValueError(f"no line of the output has words similar to {line!r}:\n" + "\n".join(lines))
@@ -141,7 +141,7 @@ def _without_paths(output: str, folder: str) -> str:
     return "".join(f"{line.rstrip()}\n" for line in output.splitlines())
 
 
-def _words(text: str) -> str:
+def _mask_numbers(text: str) -> str:
     """Replace the numbers of a text by ``#``, and each sequence of spaces by one space."""
     return " ".join(_NUMBER.sub("#", text).split())
 
