@@ -6,8 +6,8 @@
 
 A ``text`` block that directly follows a ``python`` or ``bash`` block is the output of that block. A line ``...`` in the
 ``text`` block stands for omitted lines of the output. The lines before the first ``...`` are the first lines of the
-output, the lines after the last ``...`` are its last lines. To refresh the lines between two ``...``, the output line
-whose words are most similar to the first of them is searched. As many lines are copied from there as there were before.
+output, the lines after the last ``...`` are its last lines. Equally many lines of the output replace the lines between
+two ``...``: the first is the output line whose words are most similar to the first replaced line.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ _DOCS = Path(__file__).parent
 _ROOT = _DOCS.parent
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _NUMBER = re.compile(r"[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?%?")
-_GAP = "..."
-#: Minimum similarity (0 to 1) of the words of two lines that count as the same line.
+#: Line of a ``text`` block that stands for omitted lines of the output.
+_OMITTED = "..."
+#: An output line replaces a line of the page only if the similarity of their words (0 to 1) is at least this number.
 _MIN_SIMILARITY = 0.5
 
 
@@ -45,7 +46,7 @@ def main() -> int:
     for page in pages:
         before = page.read_text()
         after = refresh(page, before)
-        changed = [old for old, new in _pairs(before, after) if _words(old) != _words(new)]
+        changed = [old for old, new in _pairs(before, after) if _mask_numbers(old) != _mask_numbers(new)]
         stale += len(changed)
         print(f"{page.name}: {len(changed)} outputs whose words changed")
         if not arguments.check:
@@ -80,17 +81,17 @@ def select(shown: str, output: str) -> str:
         output: the complete output.
 
     Raises:
-        ValueError: a part of the page's block has no counterpart in the output.
+        ValueError: no line of the output is similar to the first line between two ``...``.
     """
     lines = output.splitlines()
-    parts = [part.strip("\n").splitlines() for part in re.split(rf"^{re.escape(_GAP)}$", shown, flags=re.MULTILINE)]
+    parts = [part.strip("\n").splitlines() for part in re.split(rf"^{re.escape(_OMITTED)}$", shown, flags=re.MULTILINE)]
     if len(parts) == 1:
         return "\n".join(lines) + "\n"
     chosen: list[str] = []
     at = 0
     for i, part in enumerate(parts):
         if i:
-            chosen.append(_GAP)
+            chosen.append(_OMITTED)
         if not part:
             continue
         if i == 0:
@@ -105,16 +106,16 @@ def select(shown: str, output: str) -> str:
 
 
 def _most_similar(line: str, lines: list[str], first: int) -> int:
-    """Return the index of the line whose words are most similar to those of ``line``, searched from ``first`` on.
+    """Return the index of the line, at ``first`` or later, whose words are most similar to the words of ``line``.
 
     Raises:
-        ValueError: none has similar words.
+        ValueError: no line reaches ``_MIN_SIMILARITY``.
     """
-    words = _words(line)
-    ratios = {n: SequenceMatcher(None, words, _words(lines[n])).ratio() for n in range(first, len(lines))}
+    words = _mask_numbers(line)
+    ratios = {n: SequenceMatcher(None, words, _mask_numbers(lines[n])).ratio() for n in range(first, len(lines))}
     best = max(ratios, key=lambda n: ratios[n], default=first)
     if ratios.get(best, 0.0) < _MIN_SIMILARITY:
-        raise ValueError(f"no line of the output has words like those of {line!r}:\n" + "\n".join(lines))
+        raise ValueError(f"no line of the output has words similar to {line!r}:\n" + "\n".join(lines))
     return best
 
 
@@ -140,7 +141,7 @@ def _without_paths(output: str, folder: str) -> str:
     return "".join(f"{line.rstrip()}\n" for line in output.splitlines())
 
 
-def _words(text: str) -> str:
+def _mask_numbers(text: str) -> str:
     """Replace the numbers of a text by ``#``, and each sequence of spaces by one space."""
     return " ".join(_NUMBER.sub("#", text).split())
 

@@ -20,7 +20,7 @@ from arm_recipes.comparison.accuracy import (
     run_model,
 )
 from arm_recipes.comparison.interpreter_plan import InterpreterPlan, UnsupportedProgramError
-from arm_recipes.comparison.layer_errors import compute_layer_gaps, compute_program_layer_gaps
+from arm_recipes.comparison.layer_errors import compute_layer_errors, compute_program_layer_errors
 from arm_recipes.comparison.parallel_run import run_samples
 from arm_recipes.comparison.plan_interpreter import PlanInterpreter
 from arm_recipes.comparison.program_specs import (
@@ -30,7 +30,7 @@ from arm_recipes.comparison.program_specs import (
     make_export_spec,
     program_name,
 )
-from arm_recipes.comparison.result import Comparison, OutputGap
+from arm_recipes.comparison.result import Comparison, OutputComparison
 from arm_recipes.comparison.samples import ComparisonSamples, prepare_program_samples, prepare_samples
 from arm_recipes.comparison.worker_job import ComparisonJob, SampleResult, WorkItem
 from arm_recipes.pipeline.artifact import Artifact
@@ -74,7 +74,7 @@ def compare_with_model(
         items = [WorkItem(index, inputs, index < count, reference) for index, (inputs, reference) in enumerate(pairs)]
         results = _run_items(ComparisonJob(spec, None), items, workers, progress)
         precision = _higher_precision(result.recipe)
-        gaps = compute_layer_gaps(spec, results, original, comparison_samples.inputs[:count], precision)
+        gaps = compute_layer_errors(spec, results, original, comparison_samples.inputs[:count], precision)
     names = [info.name for info in record.outputs]
     return Comparison(
         program=program_name(result),
@@ -82,7 +82,7 @@ def compare_with_model(
         method=method,
         samples=len(items),
         layer_samples=count,
-        outputs=_output_gaps(names, results),
+        outputs=_compute_output_errors(names, results),
         layers=tuple(gaps),
         accuracy=_compute_accuracy(comparison_samples, metric, results, result.out_specs.get(method)),
         seconds=time.perf_counter() - start,
@@ -155,8 +155,8 @@ def compare(
         method=method,
         samples=len(items),
         layer_samples=count,
-        outputs=_output_gaps(names, results),
-        layers=tuple(compute_program_layer_gaps(spec_b, results)),
+        outputs=_compute_output_errors(names, results),
+        layers=tuple(compute_program_layer_errors(spec_b, results)),
         accuracy=_compute_accuracy(
             comparison_samples, metric, results, artifact.out_specs.get(method) if artifact else None
         ),
@@ -239,11 +239,11 @@ def _graph_difference_notes(
     return [f"the graph rewritten for quantization has an SQNR of {worst:.1f} dB against the model in floating point"]
 
 
-def _output_gaps(names: Sequence[str], results: Sequence[SampleResult]) -> tuple[OutputGap, ...]:
+def _compute_output_errors(names: Sequence[str], results: Sequence[SampleResult]) -> tuple[OutputComparison, ...]:
     gaps = []
     for index, name in enumerate(names):
         parts = [result.sums[index] for result in results if index in result.sums]
-        gaps.append(OutputGap(name, sum_errors(parts).metrics if parts else None))
+        gaps.append(OutputComparison(name, sum_errors(parts).metrics if parts else None))
     return tuple(gaps)
 
 

@@ -17,7 +17,7 @@ from arm_backend_core.quantization.diagnostics.error_metrics import (
 from arm_recipes.comparison.compared_tensors import ComparedTensor
 from arm_recipes.comparison.diagnosis import LayerDiagnosis, QuantizedConstant
 from arm_recipes.comparison.interpreter_plan import InterpreterPlan, dequantize_constant
-from arm_recipes.comparison.result import WORST_COUNT, IsolatedError, LayerGap
+from arm_recipes.comparison.result import WORST_COUNT, IsolatedError, LayerComparison
 from arm_recipes.comparison.worker_job import ProgramSpec, SampleResult, measure_layer_sensitivity
 from arm_recipes.stages.quantize import FloatProgram
 
@@ -26,8 +26,10 @@ from arm_recipes.stages.quantize import FloatProgram
 _MAX_SENSITIVITY_SAMPLES = 4
 
 
-def _create_layer_gap(tensor: ComparedTensor, error_sums: Sequence[ErrorSums], provided: frozenset[str]) -> LayerGap:
-    return LayerGap(
+def _compare_layer(
+    tensor: ComparedTensor, error_sums: Sequence[ErrorSums], provided: frozenset[str]
+) -> LayerComparison:
+    return LayerComparison(
         name=tensor.node,
         operator=tensor.operator,
         module=tensor.module,
@@ -41,13 +43,13 @@ def _create_layer_gap(tensor: ComparedTensor, error_sums: Sequence[ErrorSums], p
     )
 
 
-def compute_layer_gaps(
+def compute_layer_errors(
     spec: ProgramSpec,
     results: Sequence[SampleResult],
     original: FloatProgram | None,
     inputs: Sequence[Sequence[torch.Tensor]],
     higher_precision: str,
-) -> list[LayerGap]:
+) -> list[LayerComparison]:
     """Compute the errors of a program's layers against the floating-point model, with causes and remedies.
 
     Args:
@@ -67,7 +69,7 @@ def compute_layer_gaps(
         error_sums = [result.layers[compared.name] for result in results if compared.name in result.layers]
         if not error_sums:
             continue
-        gap = _create_layer_gap(compared, error_sums, provided)
+        gap = _compare_layer(compared, error_sums, provided)
         errors = _isolated_errors(compared, results)
         if compared.qparams is not None and errors.count:
             weights = tuple(_describe_constant(plan, name, original) for name in compared.weights)
@@ -133,11 +135,11 @@ def _describe_constant(plan: InterpreterPlan, name: str, original: FloatProgram 
     )
 
 
-def compute_program_layer_gaps(spec: ProgramSpec, results: Sequence[SampleResult]) -> list[LayerGap]:
+def compute_program_layer_errors(spec: ProgramSpec, results: Sequence[SampleResult]) -> list[LayerComparison]:
     """Compute the errors of a program's layers against the layers of another program that have the same node name."""
     gaps, provided = {}, spec.provided_tensors
     for compared in spec.plan.tensors if spec.plan is not None else ():
         error_sums = [result.layers[compared.node] for result in results if compared.node in result.layers]
         if error_sums:
-            gaps[compared.node] = _create_layer_gap(compared, error_sums, provided)
+            gaps[compared.node] = _compare_layer(compared, error_sums, provided)
     return list(gaps.values())

@@ -21,7 +21,7 @@ _EXACT_SQNR_DB = 120.0
 
 
 @dataclass(frozen=True)
-class OutputGap:
+class OutputComparison:
     """Error of one output of the program against the reference.
 
     Attributes:
@@ -64,7 +64,7 @@ class IsolatedError:
 
 
 @dataclass(frozen=True)
-class LayerGap:
+class LayerComparison:
     """Error of one intermediate tensor of the program against the reference.
 
     Attributes:
@@ -120,8 +120,8 @@ class Comparison(Renderable):
     method: str
     samples: int
     layer_samples: int
-    outputs: tuple[OutputGap, ...]
-    layers: tuple[LayerGap, ...]
+    outputs: tuple[OutputComparison, ...]
+    layers: tuple[LayerComparison, ...]
     accuracy: Accuracy | None
     seconds: float
     notes: tuple[str, ...] = ()
@@ -132,7 +132,7 @@ class Comparison(Renderable):
         return next((output.gap.sqnr for output in self.outputs if output.gap is not None), math.nan)
 
     @property
-    def worst(self) -> tuple[LayerGap, ...]:
+    def worst(self) -> tuple[LayerComparison, ...]:
         """Up to five layers with the lowest SQNR below 120 dB, the worst first.
 
         Layers are ranked by their isolated SQNR. If no isolated SQNR is below 120 dB, they are ranked by their SQNR in
@@ -140,7 +140,7 @@ class Comparison(Renderable):
         """
         return self._rank_worst()[0]
 
-    def _rank_worst(self) -> tuple[tuple[LayerGap, ...], bool]:
+    def _rank_worst(self) -> tuple[tuple[LayerComparison, ...], bool]:
         """Return the worst layers, and whether they are ranked by isolated SQNR."""
         isolated = [(layer.isolated.sqnr, layer) for layer in self.layers if layer.isolated is not None]
         in_program = [(layer.gap.sqnr, layer) for layer in self.layers]
@@ -206,7 +206,7 @@ class Comparison(Renderable):
         yield f"Layers in the whole program: {len(self.layers)}{sample_count}{listed}", table
 
 
-def _precision_notes(layers: Iterable[LayerGap]) -> Iterator[str]:
+def _precision_notes(layers: Iterable[LayerComparison]) -> Iterator[str]:
     """Notes that explain how to select the precisions that the advice on ``layers`` names."""
     named = [layer.isolated.advice.precision for layer in layers if layer.isolated is not None]
     for precision in dict.fromkeys(filter(None, named)):
@@ -216,7 +216,7 @@ def _precision_notes(layers: Iterable[LayerGap]) -> Iterator[str]:
         )
 
 
-def _select_layers(layers: tuple[LayerGap, ...]) -> list[LayerGap]:
+def _select_layers(layers: tuple[LayerComparison, ...]) -> list[LayerComparison]:
     """Select at most 16 layers to list.
 
     If there are more, skips data movement (except for the last layer), and selects evenly spaced layers.
@@ -227,7 +227,7 @@ def _select_layers(layers: tuple[LayerGap, ...]) -> list[LayerGap]:
     return [computing[round(index * (len(computing) - 1) / (_MAX_LAYERS - 1))] for index in range(_MAX_LAYERS)]
 
 
-def _frame_row(layer: LayerGap) -> dict[str, Any]:
+def _frame_row(layer: LayerComparison) -> dict[str, Any]:
     names = ("name", "operator", "module", "source", "dtype", "scale", "zero_point", "value_source")
     line = {name: getattr(layer, name) for name in names}
     line |= {"sqnr": layer.gap.sqnr, "cosine": layer.gap.cosine, "max_error": layer.gap.max_error}
@@ -241,11 +241,11 @@ def _format_output(isolated: IsolatedError) -> str:
     return "" if isolated.output is None else _format_decibels(isolated.output)
 
 
-def _layer_cells(layer: LayerGap) -> tuple[str, str]:
+def _layer_cells(layer: LayerComparison) -> tuple[str, str]:
     return layer.module or layer.name, layer.operator
 
 
-def _format_advice(layer: LayerGap) -> str:
+def _format_advice(layer: LayerComparison) -> str:
     if layer.isolated is None:
         return layer.source
     return f"{layer.isolated.advice.text} ({_format_decibels(layer.isolated.advice.sqnr)} without this error)"

@@ -45,7 +45,7 @@ class RamPart:
     memory: str
 
     def __str__(self) -> str:
-        return f"{self.name} {format_bytes(self.bytes)}"
+        return f"{format_bytes(self.bytes)} {self.name}"
 
 
 @dataclass(frozen=True, repr=False)
