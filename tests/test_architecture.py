@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import io
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,19 +31,19 @@ MAX_MODULE_LINES = 400
 OPERATOR_PACKAGES = ("ops", "aten", "tosa", "lowering")
 """Parts of the core that grow with the number of operators; workarounds for Vela, in ``tosa``, do not."""
 
-LINES_PER_OPERATOR = 38.7
-"""Maximum lines of ``OPERATOR_PACKAGES`` per ATen overload with a record, a rule for complex numbers or a subgraph.
+CODE_LINES_PER_OPERATOR = 25.7
+"""Maximum code lines of ``OPERATOR_PACKAGES`` per ATen overload with a record, a complex rule or subgraph; today 24.5.
 
-The average is 36.9. It was 36.2 before the ranges of integers and the forms of quotients. The limit leaves a margin of
-5%: without one, it would reward code golf."""
+Code lines are lines without blank lines, comments and docstrings: a limit of all lines would reward short explanations.
+This limit and the following ones leave a margin of 5%: without one, they would reward code golf."""
 
-LINES_PER_ALTERNATIVE = 105
-"""Maximum lines of ``alternatives`` per alternative, with the cost model and the chooser; today 96.
+CODE_LINES_PER_ALTERNATIVE = 63.2
+"""Maximum code lines of ``alternatives`` per alternative, with the cost model and the chooser; today 60.1.
 
 They are counted separately: an alternative saves cycles, and no operator needs it."""
 
-LINES_PER_WORKAROUND = 45
-"""Maximum lines of the workarounds per bug of Vela that they avoid; today 43.1.
+CODE_LINES_PER_WORKAROUND = 25.1
+"""Maximum code lines of the workarounds per bug of Vela that they avoid; today 23.9.
 
 They are counted separately: their number grows with Vela's bugs, not with the operators."""
 
@@ -65,6 +67,10 @@ before, there are 2**30 paths.
 _NEIGHBOURS = {"users", "all_input_nodes", "inputs", "readers"}
 _BLOCKS = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.Match)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_WITHOUT_CODE = {
+    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
+    *(tokenize.ENCODING, tokenize.ENDMARKER),
+}
 
 
 def _functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -237,20 +243,63 @@ def test_kinds_of_dtypes_are_queried_by_kind_of() -> None:
     assert not found, f"ask arm_backend_core.scalar_kind: {sorted(found)}"
 
 
-def test_lines_per_operator() -> None:
-    lines = sum(_total_lines(f"{CORE}/{name}") for name in OPERATOR_PACKAGES)
-    lines -= _total_lines(f"{CORE}/tosa/vela_workarounds")
+def test_code_lines_per_operator() -> None:
+    lines = sum(_count_code_lines(f"{CORE}/{name}") for name in OPERATOR_PACKAGES)
+    lines -= _count_code_lines(f"{CORE}/tosa/vela_workarounds")
     operators = all_entries().keys() | complex_numbers.COMPLEX_DECOMPOSITIONS.keys() | higher_order.INLINE_RULES.keys()
-    assert lines / len(operators) <= LINES_PER_OPERATOR, f"{lines} lines, {len(operators)} operators"
+    assert lines / len(operators) <= CODE_LINES_PER_OPERATOR, f"{lines} lines, {len(operators)} operators"
 
 
-def test_lines_per_alternative() -> None:
+def test_code_lines_per_alternative() -> None:
     unconditional, goals = 5, 1  # rewrites of ``apply_unconditional``; ``size_or_speed`` for whole programs
-    assert _total_lines(f"{CORE}/alternatives") / (len(ALTERNATIVES) + unconditional + goals) <= LINES_PER_ALTERNATIVE
+    count = len(ALTERNATIVES) + unconditional + goals
+    lines = _count_code_lines(f"{CORE}/alternatives")
+    assert lines / count <= CODE_LINES_PER_ALTERNATIVE, f"{lines} lines, {count} alternatives"
 
 
-def test_lines_per_workaround() -> None:
-    assert _total_lines(f"{CORE}/tosa/vela_workarounds") / len(WORKAROUNDS) <= LINES_PER_WORKAROUND
+def test_code_lines_per_workaround() -> None:
+    lines = _count_code_lines(f"{CORE}/tosa/vela_workarounds")
+    assert lines / len(WORKAROUNDS) <= CODE_LINES_PER_WORKAROUND, f"{lines} lines, {len(WORKAROUNDS)} workarounds"
+
+
+def test_code_lines_are_those_without_docstrings_and_comments() -> None:
+    lines = (
+        *(
+            '"""Module."""',
+            "",
+            'X = """a',
+            'b"""  # two lines',
+            "",
+            "def f() -> None:",
+            '    """Function.',
+            "",
+            "    More.",
+        ),
+        *('    """', "    # why", "    g(", "        1,", "    )"),
+    )
+    text = "\n".join(lines)
+    assert len(_code_lines(ast.parse(text), text)) == 6
+
+
+def _count_code_lines(package: str) -> int:
+    return sum(len(_code_lines(parse(path), path.read_text())) for path in list_sources(package))
+
+
+def _code_lines(tree: ast.Module, text: str) -> set[int]:
+    """Return the numbers of all lines but blank lines, comments and docstrings."""
+    lines = {
+        number
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type not in _WITHOUT_CODE
+        for number in range(token.start[0], token.end[0] + 1)
+    }
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, (ast.Module, ast.ClassDef, *_FUNCTIONS))
+            and ast.get_docstring(node, clean=False) is not None
+        ):
+            lines -= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    return lines
 
 
 def _total_lines(package: str) -> int:

@@ -347,15 +347,12 @@ class Pipeline:
         self._stage_output = self._stage_output.copy_with_new_data(copies)
 
     def _note_layers_without_block_scales(self) -> None:
-        from arm_recipes.stages.block_scaled import (
-            describe_layers_without_block_scales,
-            is_mx_recipe,
-        )  # imports torchao
+        from arm_recipes.stages import block_scaled  # imports torchao
 
-        if not is_mx_recipe(self._recipe.quantization_recipe):
+        if not block_scaled.is_mx_recipe(self._recipe.quantization_recipe):
             return
         for name, model in self._stage_output.data.items():
-            notes, is_ineffective = describe_layers_without_block_scales(model, name)
+            notes, is_ineffective = block_scaled.describe_layers_without_block_scales(model, name)
             self._notes += notes
             if is_ineffective:
                 self._add_note(f"the option mx has no effect: no layer of '{name}' is block-scaled")
