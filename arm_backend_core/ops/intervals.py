@@ -245,6 +245,8 @@ def bitwise_not(x: Interval) -> Interval:
 
 def left_shift(x: Interval, bits: Interval) -> Interval:
     """Interval of x << bits. The result is 0 if ``bits`` is negative or at least the width of the type."""
+    if bits[1] < 0 or bits[0] >= 64:
+        return 0, 0
     low, high = (min(max(end, 0), 64) for end in bits)
     result = multiply(x, (1 << low, 1 << high))
     return hull(result, (0, 0)) if bits[0] < 0 or bits[1] >= _MIN_INTEGER_BITS else result

@@ -89,7 +89,7 @@ def _infer(function: Callable[..., Any], *intervals: tuple[int, int]) -> tuple[N
             (0, 5),
         ),
         (lambda x, y: aten.bitwise_right_shift.Tensor(aten.clamp.default(x, None, -3), y), (-10, -1)),
-        (lambda x, y: aten.__lshift__.Scalar(aten.clamp.default(x, 3), 64), (0, 5 << 64)),
+        (lambda x, y: aten.__lshift__.Scalar(aten.clamp.default(x, 3), 64), (0, 0)),
         (lambda x, y: aten.gcd.default(x, y), INT64),
     ],
 )

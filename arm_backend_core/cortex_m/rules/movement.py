@@ -119,7 +119,7 @@ def concatenate(cx: KernelContext) -> QuantizedValue:
     """Concatenation, in the layout of the largest operand."""
     arguments = arguments_of(cx.node)
     operands: Any = cx.node.args[0]
-    values = [_requantized_operand(cx, operand) for operand in operands if operand.meta["val"].shape != (0,)]
+    values = [_requantized_operand(cx, operand) for operand in operands if operand.meta["val"].numel()]
     if not values:
         raise Unsupported("no operand has an element")
     largest = max(values, key=lambda value: (value.data is None, math.prod(value.shape)))
