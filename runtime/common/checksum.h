@@ -38,9 +38,9 @@ inline uint32_t crc32(const void* data, size_t size) {
   return ~crc;
 }
 
-// Compares data with the checksum in compile spec `key`. Returns Ok if the option ARM_RUNTIME_CHECK_PAYLOADS is off, or
-// if there is no such spec: programs of other exporters have none. Returns InvalidProgram, with the reason in the log,
-// if the checksums differ or the spec does not have 4 bytes.
+// Compares data with the checksum in compile spec `key`. The log names the data by `what`. Returns Ok if the option
+// ARM_RUNTIME_CHECK_PAYLOADS is off, or if there is no such spec: programs of other exporters have none. Returns
+// InvalidProgram, with the reason in the log, if the checksums differ or the spec does not have 4 bytes.
 inline Error verify_checksum(const char* backend, const char* what, const char* key, const void* data, size_t size,
                              ArrayRef<CompileSpec> specs) {
   if (!kCheckPayloads) {

@@ -13,8 +13,8 @@
 namespace arm_runtime {
 
 // If the environment variable is set, overwrites `nanoseconds` with its value, which is in milliseconds. Returns
-// InvalidArgument, with the reason in the log, if the value is not a number or if `nanoseconds` is not positive
-// afterwards, also if the variable is not set: drivers interpret 0 and negative timeouts as infinite.
+// InvalidArgument, with the reason in the log, if the value is not a number. Returns the same error if `nanoseconds` is
+// not positive afterwards, even if the variable is not set: drivers interpret 0 and negative timeouts as infinite.
 inline Error read_timeout(const char* backend, const char* variable, int64_t* nanoseconds) {
   if (const char* text = std::getenv(variable)) {
     char* end = nullptr;

@@ -8,8 +8,8 @@
 
 namespace arm_runtime {
 
-// Noun that describe() writes before the place of an error of type `Code`: with "block", the message starts with "block
-// 'inputs'"; without a noun, it starts with the place alone.
+// Noun that describe() writes before the place of an error of type `Code`. With the noun "block", a message starts with
+// "block 'inputs'". Without a noun, it starts with the place alone.
 template <typename Code>
 inline constexpr const char* kPlaceNoun = "";
 

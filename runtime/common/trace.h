@@ -41,7 +41,8 @@ class TraceScope {
 
   // Adds a counter if the metadata have room for it. `name` must be short.
   void add(const char* name, uint64_t value) {
-    // One character more than `text_`, so that a truncated entry is too long for `text_` and is not added.
+    // The buffer holds one character more than `text_`, and a NUL. An entry that is truncated here is therefore too
+    // long for `text_`, and is not added.
     char entry[sizeof(text_) + 2];
     TextBuffer out(entry, sizeof(entry));
     out.add(size_ == 0 ? "" : " ");

@@ -31,7 +31,7 @@ void visit_box(const FeatureMap& map, const Box& box, Visit visit) {
   for (int32_t y = box.y0; y < box.y1; ++y) {
     int32_t c1;
     for (int32_t c = box.c0; c < box.c1; c = c1) {
-      c1 = map.bricks ? std::min(box.c1, (c | 15) + 1) : box.c1;
+      c1 = map.is_nhcwb16 ? std::min(box.c1, (c | 15) + 1) : box.c1;
       const int64_t length = int64_t{c1 - c} * map.element_size;
       int32_t count;
       for (int32_t x = box.x0; x < box.x1; x += count) {
@@ -49,9 +49,9 @@ inline bool is_read_by_kernel(int32_t at, Upscale upscale, int32_t results, int3
                               int32_t dilation, int32_t padding) {
   const int32_t factor = upscale == Upscale::kNone ? 1 : 2;
   for (int32_t part = 0; part < (upscale == Upscale::kNearest ? 2 : 1); ++part) {
-    // Tap i reads the element in the window that starts at place - i * dilation. This window exists if its start is a
-    // multiple of the stride in [0, end). Testing `stride` consecutive taps is enough, because the remainders repeat
-    // after `stride` taps.
+    // `place` is the position of the element on the upscaled and padded axis. Tap i reads this element for the window
+    // that starts at place - i * dilation. The window exists if its start is a multiple of the stride in [0, end).
+    // `stride` consecutive taps are enough, because the remainders of the starts repeat after `stride` taps.
     const int64_t place = int64_t{at} * factor + part + padding, end = int64_t{results} * stride;
     const int64_t first = std::max<int64_t>(0, (place - end) / dilation + (place >= end ? 1 : 0));
     const int64_t last = std::min<int64_t>({kernel - 1, place / dilation, first + stride - 1});
@@ -92,7 +92,7 @@ void visit_ifm(const Operation& op, Visit visit) {
 }
 
 // Calls `visit(operand, region, start, end)` for the indices and rows of a DMA. Stops at the first index or address
-// that is out of range; execution reports it.
+// that is out of range, because the execution of the DMA reports this error.
 template <typename Visit>
 void visit_dma(const Dma& d, const NpuState& state, Visit visit) {
   const int source = d.from_tables ? kTableRegion : d.source_region;
@@ -159,7 +159,7 @@ void visit_accesses(const Operation& op, const NpuState& state, Visit visit) {
     visit(Operand::kClobbered, kTableRegion, 0, kTableBytes);
   }
   if (op.writes_memory()) {
-    const FeatureMap stored = op.stored();
+    const FeatureMap stored = op.ofm_in_memory();
     visit_box(stored, whole_box(stored), of(Operand::kOfm, stored.region));
   }
 }

@@ -41,8 +41,9 @@ void AccessChecker::Queue::push(const InFlight& entry) {
 
 void AccessChecker::prepare(const Configuration& npu, const NpuState& state, size_t weights, size_t operations,
                             std::vector<ByteRange> inputs, std::vector<ByteRange> outputs, uint32_t fatal_findings) {
-  // The sizes in `state` are the sizes that operations need (Program::required_size). They exclude constants, which are
-  // decoded at load time, and may exclude parts of inputs and outputs.
+  // The sizes in `state` are the sizes that operations need (Program::required_size). The region of the constants can
+  // be larger, because constants are decoded at load time. Inputs and outputs can end after the last byte that
+  // operations access.
   int64_t sizes[kCheckedRegions];
   for (int i = 0; i < kRegions; ++i) {
     sizes[i] = static_cast<int64_t>(i == 0 ? weights : state.regions[i].size);
@@ -145,8 +146,8 @@ Status AccessChecker::record_access(Operand operand, int region, int64_t start, 
   return report(kUninitialized, kUninitializedReasons[static_cast<int>(operand)], at, region, more);
 }
 
-// Copies the written state of the row `source_`, which a DMA moves to `target`. A copy of uninitialized bytes is not an
-// error, because Vela copies multiples of 16 bytes, and no operation uses the padding.
+// Copies the written state of the row `source_`, which a DMA copies to `target`. A copy of uninitialized bytes is not
+// an error: Vela copies multiples of 16 bytes, and no operation uses the bytes of the padding.
 void AccessChecker::copy_state(int region, int64_t target) {
   ShadowMemory& from = written_[source_.region];
   const int64_t step = target - source_.start;
@@ -217,7 +218,7 @@ Status AccessChecker::check_dependencies(const InFlight& newer, const NpuState& 
   return status;
 }
 
-// Checks that two operations, which no wait command orders, do not access the same bytes, or only read them.
+// Checks two operations that no wait command orders. If one of them writes a byte, the other must not access it.
 Status AccessChecker::check_pair(const InFlight& older, const InFlight& newer, const NpuState& state) {
   struct Pair {
     bool older_writes, newer_writes;
@@ -272,7 +273,7 @@ Status AccessChecker::check_blocks(const Operation& older, const Operation& newe
   if (depth == 0 || !older.writes_memory()) {
     return {};
   }
-  const FeatureMap ofm = older.stored();
+  const FeatureMap ofm = older.ofm_in_memory();
   const bool plain = older.output.transpose == 0 && older.output.reverse == 0;
   const auto written = [&](int32_t block) { return plain ? ofm_block(older, block) : whole_box(ofm); };
   ShadowMemory& marks = marks_[ofm.region];

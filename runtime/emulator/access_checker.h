@@ -14,8 +14,8 @@ namespace arm_runtime::npu {
 // Kinds of errors that the checker finds, as bits.
 enum Finding : uint32_t { kUninitialized = 1, kHazard = 2 };
 
-// Statistics of one execution, up to the point where it ended. An operation counts each byte of an operand once, even
-// if hardware fetches it several times.
+// Statistics of one execution. If an error ended the execution, they cover the operations up to the one with the
+// error. For each operation, a byte of an operand counts once, even if hardware fetches it several times.
 struct ExecutionStatistics {
   uint64_t macs = 0;
   uint64_t bytes_read[kRegions] = {}, bytes_written[kRegions] = {};
@@ -42,20 +42,20 @@ struct OperationStatistics {
 // - Only KERNEL_WAIT orders a DMA after kernels. Only DMA_WAIT orders DMAs and kernels after a DMA. At most two kernels
 //   and one (U55), two (U65) or four (U85) DMAs are in flight.
 // - Of two consecutive kernels, block i of the later one may start while block n - 1 - j of the earlier one is not yet
-//   written, where n is the number of blocks of the earlier one, and i + j < BLOCKDEP. A block reads before it writes,
-//   so that only reads can be stale. Blocks are numbered in the order in which the OFM is computed. If the later kernel
-//   sums channels, i counts each block of IFM channels of an OFM block. If the output of the earlier kernel is
-//   transposed or reversed, each of its blocks counts as the whole output. A block reads all rows that its kernel
-//   covers.
+//   written, where n is the number of blocks of the earlier one, and i + j < BLOCKDEP. A block reads before it writes.
+//   Therefore, the only conflict is a read of bytes that the earlier kernel has not written yet. Blocks are numbered in
+//   the order in which the OFM is computed. If the later kernel sums channels, i counts steps: an OFM block has a step
+//   for each block of IFM channels. If the output of the earlier kernel is transposed or reversed, the checker assumes
+//   that each block of it writes the whole output. A block reads all IFM rows that its convolution window covers.
 // - On U55 with 32 and 64 MACs, a kernel without a table overwrites all tables. The two rules above treat this as a
 //   write of the tables.
 //
-// Two bugs of Vela's legacy core violate the rule of consecutive kernels. First, the core computes the rows that a
-// block reads with at most 32 kernel rows (calc_blockdep passes the largest OFM block to get_ifm_block_size as the
-// largest part of a kernel). A DEPTHWISE of 33 rows, to which the core also lowers MEAN, therefore starts too early.
-// Second, the core uses the OFM depth of a REDUCE_SUM as the depth of its IFM block (get_ifm_ofm_block_depth), and so
-// counts one block for each channel. Vela's new core counts all rows (CalcIFMJobShape) and, according to the BLOCKDEP
-// that it writes, all channels.
+// Two bugs of Vela's legacy core violate the rule of consecutive kernels. First, for the rows that a block reads,
+// the core assumes a window of at most 32 rows: calc_blockdep passes the largest OFM block to get_ifm_block_size as the
+// maximum size of a sub-kernel. A DEPTHWISE with a window of 33 rows therefore starts too early. This also affects
+// MEAN, which the core lowers to DEPTHWISE. Second, the core uses the OFM depth of a REDUCE_SUM as the depth of its IFM
+// block (get_ifm_ofm_block_depth), and so counts one block for each channel. Vela's new core has neither bug:
+// CalcIFMJobShape counts all rows, and the BLOCKDEP values that the core writes show that it counts all channels.
 class AccessChecker {
  public:
   // Allocates all memory that the checks need during execution. `weights` is the size of region 0 in bytes. A finding
@@ -74,7 +74,7 @@ class AccessChecker {
   const OperationStatistics& operation(size_t index) const { return operations_[index]; }
 
  private:
-  // Smallest range of bytes that contains all accesses of one kind in a region.
+  // Smallest range of bytes that contains all reads, or all writes, of an operation in a region.
   struct Extent {
     int64_t start = INT64_MAX, end = 0;
 

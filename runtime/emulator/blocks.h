@@ -8,8 +8,8 @@
 
 namespace arm_runtime::npu {
 
-// Blocks of an operation. Their numbers follow the order of execution, in which channels vary fastest, then columns,
-// then rows.
+// Blocks of an operation: the parts of its OFM that the NPU computes one after another. The numbers of blocks follow
+// this order: channels vary fastest, then columns, then rows.
 
 inline int32_t ceil_div(int32_t length, int32_t part) { return (length + part - 1) / part; }
 
@@ -22,9 +22,9 @@ inline int32_t block_count(const Operation& op) {
 
 inline Box ofm_block(const Operation& op, int32_t number) {
   const int32_t* block = op.scheduling.ofm_block;
-  const int32_t columns = ceil_div(op.ofm.width, block[1]), layers = ceil_div(op.ofm.depth, block[2]);
-  const int32_t y = number / layers / columns * block[0], x = number / layers % columns * block[1];
-  const int32_t c = number % layers * block[2];
+  const int32_t blocks_x = ceil_div(op.ofm.width, block[1]), blocks_c = ceil_div(op.ofm.depth, block[2]);
+  const int32_t y = number / blocks_c / blocks_x * block[0], x = number / blocks_c % blocks_x * block[1];
+  const int32_t c = number % blocks_c * block[2];
   return {y, std::min(y + block[0], op.ofm.height), x, std::min(x + block[1], op.ofm.width),
           c, std::min(c + block[2], op.ofm.depth)};
 }
@@ -51,32 +51,32 @@ inline void compute_resize_receptive_field(int32_t first, int32_t last, int32_t 
 }
 
 inline Box broadcast_box(Box box, uint8_t broadcast) {
-  const auto one = [](int32_t* first, int32_t* last) {
+  const auto set_to_one = [](int32_t* first, int32_t* last) {
     *first = 0;
     *last = 1;
   };
   if ((broadcast & kBroadcastH) != 0) {
-    one(&box.y0, &box.y1);
+    set_to_one(&box.y0, &box.y1);
   }
   if ((broadcast & kBroadcastW) != 0) {
-    one(&box.x0, &box.x1);
+    set_to_one(&box.x0, &box.x1);
   }
   if ((broadcast & kBroadcastC) != 0) {
-    one(&box.c0, &box.c1);
+    set_to_one(&box.c0, &box.c1);
   }
   return box;
 }
 
-// Calls `visit(region, start, end)` for the reads of step `number`. Without a sum of channels, a step computes one OFM
-// block. If the operation sums channels, a step adds one block of IFM channels to an OFM block, so that an OFM block
-// takes several steps. Steps beyond the last one have no reads.
+// Calls `visit(region, start, end)` for the byte ranges that one step of an operation reads. If the operation does not
+// sum channels, a step computes one OFM block. If it sums channels, a step adds the products of one block of IFM
+// channels to an OFM block, so that an OFM block takes several steps. A `step` beyond the last one reads nothing.
 template <typename Visit>
-void visit_block_reads(const Operation& op, int32_t number, Visit visit) {
-  const int32_t steps = op.sums_channels() ? ceil_div(op.ifm.depth, op.scheduling.ifm_block) : 1;
-  if (number / steps >= block_count(op)) {
+void visit_block_reads(const Operation& op, int32_t step, Visit visit) {
+  const int32_t steps_per_block = op.sums_channels() ? ceil_div(op.ifm.depth, op.scheduling.ifm_block) : 1;
+  if (step / steps_per_block >= block_count(op)) {
     return;
   }
-  const Box out = ofm_block(op, number / steps);
+  const Box out = ofm_block(op, step / steps_per_block);
   Box in = out;
   if (op.kind == Kind::kElementwise) {
     in = broadcast_box(out, op.broadcast);
@@ -92,7 +92,7 @@ void visit_block_reads(const Operation& op, int32_t number, Visit visit) {
                             &in.x1);
   }
   if (op.sums_channels()) {
-    in.c0 = number % steps * op.scheduling.ifm_block;
+    in.c0 = step % steps_per_block * op.scheduling.ifm_block;
     in.c1 = std::min(in.c0 + op.scheduling.ifm_block, op.ifm.depth);
   }
   if (op.reads_ifm() && op.ifm.storage == Storage::kTiles) {

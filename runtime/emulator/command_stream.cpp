@@ -8,7 +8,7 @@
 namespace arm_runtime::npu {
 namespace {
 
-// Bits of the products that have a command.
+// Bits of CommandName::products: the products that have the command.
 constexpr uint8_t kOnU55U65 = 1;
 constexpr uint8_t kOnU85 = 2;
 constexpr uint8_t kOnAll = kOnU55U65 | kOnU85;
@@ -243,9 +243,9 @@ Status CommandReader::configure(uint32_t config) {
     return failure(Error::kStream, "the header names % MACs, which this product does not have", configuration_.macs);
   }
   const uint32_t macs = configuration_.macs;
-  const int64_t own_memory = static_cast<int64_t>(config >> 8 & 0xFF) << 10;  // sum over all cores
+  const int64_t shram_bytes = static_cast<int64_t>(config >> 8 & 0xFF) << 10;  // U55 and U65: of all cores
   configuration_.cores = product == 1 ? macs / 256 : product == 0 || macs < 512 ? 1 : macs == 512 ? 2 : 4;
-  configuration_.table_address = product == 2 ? 0 : own_memory / configuration_.cores - kTableBytes;
+  configuration_.table_address = product == 2 ? 0 : shram_bytes / configuration_.cores - kTableBytes;
   return {};
 }
 

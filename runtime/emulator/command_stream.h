@@ -10,8 +10,8 @@ namespace arm_runtime::npu {
 
 enum class Product : uint8_t { kU55, kU65, kU85 };
 
-// Bytes of lookup tables in the NPU's internal memory. On U55 and U65, tables are the last bytes of this memory. On
-// U85, they have a separate address space.
+// Bytes of lookup tables in the NPU's internal memory. On U55 and U65, tables are the last bytes of this memory, the
+// SHRAM. On U85, they have a separate address space.
 constexpr int kTableBytes = 2048;
 
 // The NPU for which a stream was compiled.
@@ -138,7 +138,7 @@ enum Opcode : uint16_t {
   kOpBranch = kWithWord + 256,
 };
 
-// A command. It sets a register, starts or awaits an operation, raises an interrupt, or ends the stream.
+// A command sets a register, starts or awaits an operation, raises an interrupt, or ends the stream.
 struct Command {
   uint16_t key = 0;
   uint16_t parameter = 0;

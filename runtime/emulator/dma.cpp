@@ -8,7 +8,8 @@ namespace {
 
 Region tables(NpuState* state) { return {state->tables, kTableBytes}; }
 
-// Address of a row of bytes in a region. `at` is not checked yet; registers and indices can give any address.
+// Address of a row of bytes in a region. `at` can be outside the region, because registers and indices can have any
+// value.
 struct RegionAddress {
   Region region;
   int128_t at;

@@ -19,7 +19,7 @@ int64_t leading_zeros(int64_t value) {
 // Shifts right by 0 to 31 bits. With kTowardsZero, which Vela chooses for TOSA's arithmetic shift, and with kDown, the
 // shift rounds down. The other modes round as rounding_term() says. The rounding of kDouble is inferred from the 16-bit
 // softmax of Vela's legacy core for U55 and U65: without rounding, 65% of the values differ from TFLite's by one; with
-// rounding, no value differs. This was not tested for U85.
+// rounding, no value differs. The rounding of U85 was not tested.
 int64_t shift_right(int64_t value, int64_t by, Rounding rounding) {
   const auto amount = static_cast<int>(by & 31);
   const bool truncates = rounding == Rounding::kTowardsZero || rounding == Rounding::kDown;
@@ -130,7 +130,7 @@ void for_each_pixel(const Operation& op, NpuState* state, Compute compute_one) {
     for (int32_t x = 0; x < op.ofm.width; ++x) {
       const int64_t* a = first.at(y, x);
       const int64_t* b = second.at(y, x);
-      if (op.reversed) {
+      if (op.swap_operands) {
         std::swap(a, b);
       }
       for (int32_t c = 0; c < op.ofm.depth; ++c) {

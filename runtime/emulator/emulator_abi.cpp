@@ -65,7 +65,7 @@ void fill_dma(const npu::Dma& dma, ethosu_emulator_operation* to) {
 }
 
 void fill_output(const npu::Operation& op, ethosu_emulator_operation* to) {
-  const npu::FeatureMap map = op.stored();
+  const npu::FeatureMap map = op.ofm_in_memory();
   const bool chained = map.storage == npu::Storage::kChained;
   to->region = op.writes_memory() ? map.region : -1;
   to->address = op.writes_memory() ? map.base[0] : 0;

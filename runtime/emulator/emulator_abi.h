@@ -65,8 +65,8 @@ typedef struct {
 __attribute__((visibility("default"))) void ethosu_emulator_get_statistics(ethosu_emulator_program* program,
                                                                            ethosu_emulator_statistics* statistics);
 
-// An operation and the tensor that it writes. A tensor that stays inside the NPU (chained) is dense int32 [height,
-// width, channels] of the OFM, before a transposition or reversal in memory; its element_size is 4.
+// An operation and the tensor that it writes. If the tensor stays inside the NPU (chained), it is a dense int32 array
+// of shape [height, width, channels] of the OFM, before a transposition or reversal. Its element_size is 4.
 typedef struct {
   const char* name;
   uint64_t offset;  // byte offset of its command in the stream
@@ -74,7 +74,7 @@ typedef struct {
   uint64_t bytes_read[8], bytes_written[8];  // by region
   int64_t address;                           // of the first element in `region`; for a DMA, of its target
   int32_t shape[3];  // height, width, channels in memory; for a DMA: outer count, inner count, bytes (0 for a scatter)
-  int32_t region;    // -1: the tensor stays inside the NPU; 8: the memory for tables
+  int32_t region;    // -1: the tensor stays inside the NPU; 8: the NPU's memory for lookup tables
   int32_t element_size;  // in bytes; 0 if the operation writes nothing, and for a scatter
   int32_t is_signed, zero_point;
   int32_t indexed;  // 1 for a DMA that gathers or scatters

@@ -20,7 +20,7 @@ void load_as(const FeatureMap& map, const uint8_t* at, Out* out) {
   // Unsigned arithmetic, because the difference of a 32-bit value and a zero point may overflow in a damaged program.
   using Wrapping = std::make_unsigned_t<Out>;
   const auto zero = static_cast<Wrapping>(map.zero_point);
-  const int32_t run = map.bricks ? 16 : map.depth;
+  const int32_t run = map.is_nhcwb16 ? 16 : map.depth;
   for (int32_t c = 0; c < map.depth; c += run) {
     const uint8_t* from = at + map.channel_offset(c);
     const int32_t count = std::min(run, map.depth - c);
@@ -53,7 +53,7 @@ void load(const FeatureMap& map, const uint8_t* region, int32_t y, int32_t x, Ou
 
 template <typename Element>
 void store_as(const FeatureMap& map, uint8_t* at, const int64_t* values) {
-  const int32_t run = map.bricks ? 16 : map.depth;
+  const int32_t run = map.is_nhcwb16 ? 16 : map.depth;
   for (int32_t c = 0; c < map.depth; c += run) {
     uint8_t* to = at + map.channel_offset(c);
     const int32_t count = std::min(run, map.depth - c);
@@ -70,8 +70,8 @@ void tile_range(const FeatureMap& map, int tile, int32_t rows, int32_t columns, 
     return;
   }
   const int64_t y = (rows - 1) * map.stride_y, x = (columns - 1) * map.stride_x;
-  const int64_t brick = map.bricks ? ((map.depth - 1) >> 4) * map.stride_c : 0;
-  const int64_t last = (map.bricks ? std::min(map.depth, int32_t{16}) : map.depth) * int64_t{map.element_size};
+  const int64_t brick = map.is_nhcwb16 ? ((map.depth - 1) >> 4) * map.stride_c : 0;
+  const int64_t last = (map.is_nhcwb16 ? std::min(map.depth, int32_t{16}) : map.depth) * int64_t{map.element_size};
   const int64_t start = map.base[tile];
   *low = std::min(*low, start + std::min<int64_t>(y, 0) + std::min<int64_t>(x, 0) + std::min<int64_t>(brick, 0));
   *high =

@@ -15,6 +15,8 @@ struct Region {
 
 constexpr int kRegions = 8;
 
+// Where a tensor is: in tiles of memory, in a buffer inside the NPU between two operations (chained),
+// or nowhere (a scalar, or no output).
 enum class Storage : uint8_t { kTiles, kTiles3x1, kChained, kNone };
 
 // A tensor (height, width, depth) in memory. As in the registers, it consists of up to four tiles: upper left, upper
@@ -26,10 +28,10 @@ struct FeatureMap {
   int32_t height1 = 0;              // rows of the upper right tile
   int32_t height = 0, width = 0, depth = 0;
   int32_t zero_point = 0;
-  uint8_t region = 0;        // for a chained tensor: the number of its buffer
+  uint8_t region = 0;        // for a chained tensor: the number of its buffer inside the NPU
   uint8_t element_size = 1;  // in bytes
   bool is_signed = true;
-  bool bricks = false;  // format NHCWB16: for a row, each 16 channels are contiguous
+  bool is_nhcwb16 = false;  // layout NHCWB16: a row has blocks of 16 channels, each with all columns
   Storage storage = Storage::kTiles;
 
   int64_t elements() const { return int64_t{height} * width * depth; }
@@ -44,7 +46,7 @@ struct FeatureMap {
   }
   // Returns the byte offset from element (y, x, 0) to element (y, x, c).
   int64_t channel_offset(int32_t c) const {
-    return bricks ? (c >> 4) * stride_c + (c & 15) * element_size : int64_t{c} * element_size;
+    return is_nhcwb16 ? (c >> 4) * stride_c + (c & 15) * element_size : int64_t{c} * element_size;
   }
 
   // Computes the range [low, high) of bytes that the tensor occupies in its region.

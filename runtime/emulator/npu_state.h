@@ -15,13 +15,13 @@ struct NpuState {
   bool u85 = false;
   // U55 with 32 and 64 MACs: an operation without a table overwrites the tables in the 16 KiB of internal memory.
   bool clobbers_tables = false;
-  // Buffers of chained operations, by buffer number.
+  // Contents of the buffers inside the NPU that hold chained tensors, by buffer number.
   std::vector<int32_t> chains[kRegions];
   // The IFM as a dense array, after subtraction of its zero point: int16 for convolutions, int32 for pools and RESIZE.
   std::vector<int16_t> ifm_int16;
   std::vector<int32_t> ifm_int32;
-  std::vector<int16_t> patch;
-  std::vector<int16_t> dynamic_weights;
+  std::vector<int16_t> patch;            // the inputs of one output pixel of a convolution (im2col)
+  std::vector<int16_t> dynamic_weights;  // the weights of a convolution that come from IFM2
   std::vector<int64_t> row[3];
   // Accumulators that an operation leaves to the next one.
   std::vector<int64_t> accumulators;
@@ -69,8 +69,8 @@ void run_depthwise(const Operation& operation, NpuState* state);
 void run_pool(const Operation& operation, NpuState* state);
 void run_elementwise(const Operation& operation, NpuState* state);
 void run_resize(const Operation& operation, NpuState* state);
-// The only operation that can fail at run time: its bounds are checked there, because indices in memory may determine
-// its addresses.
+// Only DMAs can fail at run time. Their bounds are checked at run time, because the addresses of a gather or scatter
+// depend on indices in memory.
 Status run_dma(const Operation& operation, NpuState* state);
 
 }  // namespace arm_runtime::npu

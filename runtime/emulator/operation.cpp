@@ -6,11 +6,11 @@
 namespace arm_runtime::npu {
 namespace {
 
-// The registers of a feature map form groups. Each member except `bytes_at` is the first register of a group. Within a
-// group, the order is the same for IFM, IFM2 and OFM. The register `precision` contains log2 of an element's bytes in a
-// field whose lowest bit is `bytes_at`.
+// The registers of a feature map form groups. Each member except `size_bit` is the first register of a group. Within a
+// group, the order is the same for IFM, IFM2 and OFM. `size_bit` is the lowest bit of the field of the register
+// `precision` that contains log2 of an element's bytes.
 struct MapRegisters {
-  int base, stride, width0, region, zero_point, precision, bytes_at;
+  int base, stride, width0, region, zero_point, precision, size_bit;
 };
 
 constexpr MapRegisters kIfmRegisters{kIfmBase0, kIfmStrideX, kIfmWidth0M1, kIfmRegion, kIfmZeroPoint, kIfmPrecision, 2};
@@ -67,8 +67,8 @@ class OperationReader {
     map->height1 = static_cast<int32_t>(r_.parameter(from.width0 + 2)) + 1;
     map->region = static_cast<uint8_t>(r_.parameter(from.region) & 7);
     map->is_signed = r_.bits(from.precision, 0, 1) != 0;
-    map->element_size = static_cast<uint8_t>(1u << r_.bits(from.precision, from.bytes_at, 2));
-    map->bricks = r_.bits(from.precision, 6, 2) == 1;
+    map->element_size = static_cast<uint8_t>(1u << r_.bits(from.precision, from.size_bit, 2));
+    map->is_nhcwb16 = r_.bits(from.precision, 6, 2) == 1;
     map->zero_point =
         map->is_signed ? r_.signed16(from.zero_point) : static_cast<int32_t>(r_.parameter(from.zero_point));
     map->storage = npu_.is_u85() ? static_cast<Storage>(r_.bits(from.precision, 14, 2)) : Storage::kTiles;
@@ -102,9 +102,9 @@ class OperationReader {
   Status read_output_u55() {
     OutputParameters& out = op_.output;
     const bool global = r_.bits(kOfmPrecision, 8, 1) != 0;
-    // Pools and elementwise operations read no per-channel scales. In the programs that Arm published, they clear the
-    // bit, but SCALE_BASE does not point to scales. If the emulator read scales there, the results of 15 of the 34
-    // programs would differ from those of Arm's NPU.
+    // Pools and elementwise operations read no per-channel scales. In the programs that Arm published, the bit is clear
+    // for such operations, too, but SCALE_BASE does not point to scales. If the emulator read scales there, the results
+    // of 15 of the 34 programs would differ from the results of Arm's NPU.
     out.per_channel = !global && (op_.kind == Kind::kConv || op_.kind == Kind::kDepthwise);
     if (global) {
       out.scale.multiplier = r_.word(kOfmScale);
@@ -113,10 +113,10 @@ class OperationReader {
     constexpr Rounding kModes[] = {Rounding::kDouble, Rounding::kTowardsZero, Rounding::kNatural, Rounding::kNatural};
     out.rounding = kModes[r_.bits(kOfmPrecision, 14, 2)];
     const uint32_t function = r_.bits(kActivation, 0, 5);
-    const uint32_t forced = r_.bits(kActivation, 12, 3);
+    const uint32_t clip_range = r_.bits(kActivation, 12, 3);  // of a 32-bit OFM. 0: no clip; 2: unsigned; else: signed
     const bool narrow = op_.ofm.element_size <= 2;
-    out.clip = narrow || forced != 0;
-    read_clip_bounds(narrow ? op_.ofm.is_signed : forced != 2);
+    out.clip = narrow || clip_range != 0;
+    read_clip_bounds(narrow ? op_.ofm.is_signed : clip_range != 2);
     if (function >= 16 && function < 24) {
       // A slot has 256 bytes. A 16-bit table takes all eight slots.
       out.table = op_.ofm.element_size == 2 ? Table::k16 : op_.ofm.element_size == 4 ? Table::k8to32 : Table::k8to8;
@@ -264,7 +264,7 @@ class OperationReader {
     return !(op_.kind == Kind::kPool && op_.mode == kMax) && !(average && op_.kernel.is_padded());
   }
 
-  // Checks that input and output depths match.
+  // Checks that the depths of IFM and OFM fit together.
   Status check_channels() const {
     const bool reduces = op_.kind == Kind::kPool && op_.mode == kReduceSum;
     const bool equal =
@@ -318,7 +318,7 @@ class OperationReader {
     if (op_.mode == kMul && op_.ifm.element_size == 4) {
       // OFM_SCALE only shifts 32-bit products. Vela's source says so for U55 and U65 (tflite_graph_optimiser.py: "32
       // bit Mul op do not scale the value") and for U85 (ethos_u85_constraints.cpp), and all programs that Arm
-      // published agree. A 32-bit SUB on U85 is scaled.
+      // published agree. This is not a rule for all 32-bit operations: OFM_SCALE also multiplies a 32-bit SUB on U85.
       out.scale.multiplier = 1;
     }
     if (op_.mode == kLeakyRelu && !npu_.is_u85()) {
@@ -365,7 +365,7 @@ class OperationReader {
     if (is_binary()) {
       read_ifm2(0, 0, 0);
       op_.broadcast2 = static_cast<uint8_t>(r_.bits(kIfm2Broadcast, 0, 3));
-      op_.reversed = r_.bits(kIfm2Broadcast, 6, 1) != 0;
+      op_.swap_operands = r_.bits(kIfm2Broadcast, 6, 1) != 0;
       op_.scalar2 = r_.bits(kIfm2Broadcast, 7, 1) != 0;
       op_.scalar_value =
           op_.ifm2.is_signed ? r_.signed16(kIfm2Scalar) : static_cast<int32_t>(r_.parameter(kIfm2Scalar));
@@ -375,8 +375,8 @@ class OperationReader {
     }
   }
 
-  // Either both operands have 16-bit multipliers, or the operand with the smaller scale has a 32-bit multiplier and a
-  // shift, and the other operand is shifted left by a constant number of bits.
+  // There are two cases. Either both operands have 16-bit multipliers. Or the operand with the smaller scale has a
+  // 32-bit multiplier and a shift, and the operand with the larger scale is shifted left by a constant number of bits.
   void read_scales_u55() {
     const uint32_t which = r_.bits(kIfmPrecision, 8, 2);
     constexpr Rounding kModes[] = {Rounding::kDouble, Rounding::kTowardsZero, Rounding::kNatural, Rounding::kNatural};
@@ -435,8 +435,8 @@ class OperationReader {
     d.is_gather = npu_.is_u85() && r_.bits(kDmaSrcRegion, 11, 1) != 0;
     d.is_scatter = npu_.is_u85() && r_.bits(kDmaDstRegion, 11, 1) != 0;
     // SIZE0 is the number of rows of 2D and 3D copies and of copies with indices. For other copies, the NPU ignores
-    // SIZE0: 19 of the 34 programs that Arm published copy one row, and SIZE0 is not set or has the value of an earlier
-    // DMA.
+    // SIZE0: 19 of the 34 programs that Arm published copy one row although SIZE0 is not set or has the value of an
+    // earlier DMA.
     d.count0 = rank >= 1 || d.is_gather || d.is_scatter ? r_.parameter(kDmaSize0) : 1;
     d.count1 = rank >= 2 ? r_.parameter(kDmaSize1) : 1;
     if (!npu_.is_u85()) {
@@ -483,7 +483,7 @@ Status read_operation(const Configuration& npu, const Command& command, const Re
   return status;
 }
 
-FeatureMap Operation::stored() const {
+FeatureMap Operation::ofm_in_memory() const {
   FeatureMap map = ofm;
   const int32_t h = map.height, w = map.width, c = map.depth;
   const int32_t shapes[8][3] = {{h, w, c}, {w, h, c}, {h, c, w}, {w, c, h}, {h, w, c}, {h, w, c}, {c, h, w}, {c, w, h}};

@@ -61,7 +61,7 @@ struct OutputParameters {
   bool clip = true;
   int64_t low = 0, high = 0;
   Table table = Table::kNone;
-  uint16_t table_at = 0;              // byte offset in the memory for tables
+  uint16_t table_at = 0;              // byte offset in the memory for lookup tables
   bool table_full_precision = false;  // k16: 32-bit results without rounding
   bool table_signed = true;
   ActivationFunction function = ActivationFunction::kNone;  // replaces a table; its input is not clipped
@@ -101,7 +101,8 @@ struct ByteRange {
   int64_t start = 0, end = 0;
 };
 
-// How the NPU may overlap an operation with earlier ones, for the access checker.
+// Registers and waits that determine which earlier operations may still run when an operation starts. Only the access
+// checker uses them.
 struct SchedulingInfo {
   static constexpr uint8_t kNoWait = 0xFF;
   // Maximum number of kernels and of DMAs that may be in flight when the operation starts.
@@ -109,7 +110,7 @@ struct SchedulingInfo {
   uint8_t blockdep = 0;
   int32_t ofm_block[3] = {1, 1, 1};  // height, width, depth
   int32_t ifm_block = 1;             // depth; used if the operation sums channels
-  uint32_t commands = 0;             // number of commands, including those that set its registers
+  uint32_t commands = 0;             // number of commands, including those that set the operation's registers
 };
 
 // An operation, with the contents of all registers that it uses. read_operation() decodes and validates the registers.
@@ -121,9 +122,9 @@ struct Operation {
   FeatureMap ifm, ifm2, ofm;
   bool uses_ifm2 = false;
   uint8_t broadcast = 0, broadcast2 = 0;
-  bool scalar = false, scalar2 = false;  // the operand is `scalar_value`
+  bool scalar = false, scalar2 = false;  // IFM or IFM2 is the constant `scalar_value`, not a tensor
   int32_t scalar_value = 0;
-  bool reversed = false;  // U55: IFM2 is the first operand
+  bool swap_operands = false;  // U55: IFM2 is the first operand
   OperandScale scale_a, scale_b;
   Kernel kernel;
   Upscale upscale = Upscale::kNone;
@@ -152,11 +153,11 @@ struct Operation {
   bool sums_channels() const { return kind == Kind::kConv || (kind == Kind::kPool && mode == kReduceSum); }
   bool reads_ifm() const { return !scalar && !(kind == Kind::kPool && mode == kNoPool); }
   bool writes_memory() const { return !keeps_accumulators && ofm.storage == Storage::kTiles; }
-  // Returns the output with the shape that it has in memory.
-  FeatureMap stored() const;
+  // Returns the OFM with the shape that it has in memory, that is, after `output.transpose`.
+  FeatureMap ofm_in_memory() const;
 
-  // Estimates the execution time: the number of elements that are multiplied, compared or computed; for a DMA, the
-  // number of rows.
+  // Returns a measure of the execution time: the number of elements that the operation multiplies, compares or
+  // computes. For a DMA, this is the number of rows.
   uint64_t work() const;
 };
 

@@ -14,7 +14,8 @@ T table_entry(const uint8_t* table, int64_t index) {
   return value;
 }
 
-// Interpolates linearly in a table of 512 pairs of base and slope. Pair i is for inputs from (i - 256) * 128 on.
+// Interpolates linearly in a table of 512 pairs of base and slope. Pair i covers 128 inputs, the first of which is
+// (i - 256) * 128.
 int64_t interpolate(const uint8_t* table, int64_t value, bool full_precision) {
   const int64_t index = (value >> 7) + 256;
   const int64_t fraction = value & 127;
@@ -24,7 +25,7 @@ int64_t interpolate(const uint8_t* table, int64_t value, bool full_precision) {
   return full_precision ? line : (line + 64) >> 7;
 }
 
-// Position of an output element in memory.
+// Position of an output element, in the OFM or in memory.
 struct Place {
   int32_t y, x, c;
 };

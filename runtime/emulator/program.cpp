@@ -8,10 +8,10 @@
 namespace arm_runtime::npu {
 namespace {
 
-// Bounds the emulator's memory for damaged streams.
+// Maximum number of elements of a tensor. It limits the memory for a damaged stream.
 constexpr int64_t kMaxElements = int64_t{1} << 26;
-// Limit of work(). It bounds the execution time of damaged streams to about an hour, and is a thousand times the work
-// of a large network.
+// Maximum of work(). It limits the execution time of a damaged stream to about an hour. The work() of a large network
+// is a thousandth of it.
 constexpr uint64_t kMaxWork = uint64_t{1} << 45;
 
 // Enlarges a vector to `size` elements. Clamping makes `resize` throw for a size beyond the address space, even if
@@ -163,8 +163,8 @@ void Program::extend_required_size(int region, int128_t end) {
       std::max(required_sizes_[region], static_cast<uint64_t>(std::clamp(end, int128_t{0}, size)));
 }
 
-// Extends the required size of the regions to the end of the last row of a DMA. For a gather or scatter, this is the
-// row `index_max`. Execution checks the bounds of all rows.
+// Extends the required size of the regions to the end of the last row of a DMA. In the tensor that a gather or scatter
+// addresses by index, the last row is `index_max`. Execution checks the bounds of all rows.
 void Program::extend_required_size(const Dma& d) {
   if (d.count0 == 0 || d.count1 == 0) {
     return;
@@ -233,7 +233,7 @@ Status Program::check_operation(const Operation& op) {
     return failure(Error::kUnsupported, "an operation without output");
   }
   if (status.ok() && op.ofm.storage != Storage::kChained) {
-    status = check_map(op.stored(), "OFM takes bytes % to % of a region of %");
+    status = check_map(op.ofm_in_memory(), "OFM takes bytes % to % of a region of %");
   }
   return status;
 }
@@ -259,9 +259,10 @@ Status Program::slice_weights(int64_t from, int64_t length, Bytes* bytes) const 
   return {};
 }
 
-// Finds the bytes of region 0 that an operation reads as constants at `address` of `region`. If `region` is not region
-// 0, earlier DMAs have copied the bytes there, possibly from several places: methods that share constants store each
-// shared part once. If DMAs have copied only the first bytes, `bytes` is shorter than `length`.
+// Finds the bytes of region 0 that an operation reads as constants at `address` of `region`. If `region` is another
+// region, earlier DMAs have copied the bytes to `address`. They may have copied parts from several places, because
+// methods that share constants store each shared part once. If DMAs have copied only the first bytes, `bytes` is
+// shorter than `length`.
 Status Program::find_constant(uint32_t region, int64_t address, int64_t length, Bytes* bytes) {
   if (region == 0) {
     return slice_weights(address, length, bytes);
@@ -447,7 +448,7 @@ bool Program::copy_output(size_t index, uint8_t* to, uint64_t size) const {
     const int64_t bytes = op.ofm.elements() * int64_t{sizeof(int32_t)};
     copy(reinterpret_cast<const uint8_t*>(state_.chains[op.ofm.region].data()), static_cast<uint64_t>(bytes), 0, bytes);
   } else if (op.writes_memory()) {
-    const FeatureMap map = op.stored();
+    const FeatureMap map = op.ofm_in_memory();
     const Region& region = state_.regions[map.region];
     for (int32_t y = 0; y < map.height; ++y) {
       for (int32_t x = 0; x < map.width; ++x) {

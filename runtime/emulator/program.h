@@ -41,7 +41,7 @@ class Program {
   uint64_t required_size(int region) const { return state_.regions[region].size; }
 
  private:
-  // A DMA of one row from region 0, which may contain constants.
+  // A DMA that copies one row from region 0. The row may contain weights or scales of later operations.
   struct Copy {
     uint8_t region;
     int64_t target, length, source;

@@ -32,7 +32,7 @@ void run_resize(const Operation& op, NpuState* state) {
       const auto at = [&](int32_t pixel_y, int32_t pixel_x) {
         return pixels + (int64_t{pixel_y} * ifm.width + pixel_x) * depth;
       };
-      // The factor 2^16 belongs to the format of the sums; the output's scale removes it.
+      // The NPU's sums have 16 fractional bits, hence the factor 2^16. The output's scale removes them.
       for (int32_t c = 0; c < depth; ++c) {
         if (z.mode != 0) {
           out[c] = int64_t{at(2 * dy >= z.scale_y ? bottom : top, 2 * dx >= z.scale_x ? right : left)[c]} * 65536;

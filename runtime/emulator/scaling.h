@@ -9,8 +9,8 @@
 namespace arm_runtime::npu {
 
 enum class Rounding : uint8_t {
-  // kDouble and kDoubleAsymmetric round to nearest in two steps if the shift exceeds 31: first to a multiple of 2^31,
-  // halves up, then as stated below. With a smaller shift, they round as kNatural.
+  // If the shift exceeds 31, kDouble and kDoubleAsymmetric round to nearest in two steps. The first step rounds to a
+  // multiple of 2^31, halves up. The second step is stated below. With a shift of at most 31, they round as kNatural.
   kDouble,            // second step: halves away from zero
   kDoubleAsymmetric,  // second step: halves up
   kNatural,           // to nearest, halves up
@@ -24,8 +24,8 @@ struct Scale {
   uint8_t shift = 0;  // below 64
 };
 
-// Returns the term that is added before the shift. For the two steps of a double rounding, it is half a unit of the
-// result plus or minus half a unit of the first step.
+// Returns the term that is added to the product before the shift. For roundings in two steps, the term is half a unit
+// of the result plus or minus half a unit of the first step.
 template <typename T>
 inline T rounding_term(Rounding rounding, int shift, bool negative) {
   if (shift == 0) {

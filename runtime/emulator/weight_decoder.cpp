@@ -48,7 +48,8 @@ struct Quotients {
   bool present = false;
 };
 
-// Decodes a slice: up to 32768 weights, and the runs of zeros between them if there are any, in interleaved chunks.
+// Decodes a slice: up to 32768 weights, and the lengths of the runs of zeros between them if the slice has such runs.
+// Chunks of weights and of runs are interleaved.
 class SliceDecoder {
  public:
   SliceDecoder(BitReader* bits, uint32_t run_rice_parameter) : bits_(*bits), run_rice_parameter_(run_rice_parameter) {}
@@ -98,8 +99,9 @@ class SliceDecoder {
     return bits;
   }
 
-  // Reads chunks. A chunk has quotients of weights and of runs, then the remainders of the previous chunk. It has no
-  // weights if 8 or more weights than runs have been read, and no runs if more runs than weights have been read.
+  // Reads chunks. A chunk has quotients of weights and of runs, then the remainders of the previous chunk. `ahead` is
+  // the number of weights minus the number of runs whose quotients have been read. A chunk has no weights if `ahead` is
+  // 8 or more, and no runs if `ahead` is negative.
   bool read_chunks() {
     Quotients weights, runs;
     size_t weights_begun = 0, runs_begun = 0;
@@ -141,9 +143,9 @@ class SliceDecoder {
     }
   }
 
-  // A symbol is 0, 10 or 11, with the value 0, 1 or 2. `first` has the first bits of all symbols of the chunk; the
-  // second bits follow. A quotient is the sum of symbols up to the first value below 2, or, in a truncated slice, one
-  // symbol.
+  // A symbol has the bits 0, 10 or 11, and the value 0, 1 or 2. `first` has the first bits of all symbols of the chunk.
+  // Their second bits come next in the stream. A quotient is the sum of the values of consecutive symbols. Its last
+  // symbol is the first one with a value below 2. In a truncated slice, each quotient has one symbol.
   void read_weights(uint32_t first, size_t wanted, Quotients* weights) {
     const size_t symbols = uncompressed_ && weight_rice_parameter_ > 5 ? 8 : kSymbols;
     int set = 0;
@@ -263,9 +265,10 @@ int32_t round_up(int32_t value, int32_t step) { return (value + step - 1) / step
 // Visits the weights in the order of a stream: `visit(o, y, x, i)` is called once for each value, with its output
 // channel, row, column and input channel. Values of padding have o = -1 or another position outside of the weights.
 //
-// The loops on U55 and U65 are, from the outermost: OFM blocks, IFM blocks, parts of the kernel, then microblocks and
-// taps, then the output and input channels of a microblock. The loop over IFM microblocks encloses the loop over taps
-// in part-kernel order, and is inside it otherwise. Core k of n cores has the output channels k, k + n, k + 2n, ...
+// The loops on U55 and U65 are, from the outermost: OFM blocks, IFM blocks, sub-kernels (parts of the kernel of at most
+// 8 by 8 elements), then microblocks and taps, then the output and input channels of a microblock. In part-kernel
+// order, the loop over IFM microblocks encloses the loop over taps. Otherwise, it is inside the loop over taps. Core k
+// of n cores has the output channels k, k + n, k + 2n, ...
 template <typename Visit>
 void walk_u55(const Configuration& npu, const WeightLayout& l, int32_t core, Visit visit) {
   const auto cores = static_cast<int32_t>(npu.cores);
@@ -311,9 +314,9 @@ void walk_u55(const Configuration& npu, const WeightLayout& l, int32_t core, Vis
   }
 }
 
-// On U85, the direction of IFM blocks alternates with each OFM block. For depthwise and part-kernel order, the kernel
-// is split into the phases of its stride. The direction of columns alternates with each row (serpentine order). Groups
-// of 4 output channels are assigned to the cores in turn.
+// The order on U85. The direction of the loop over IFM blocks alternates with each OFM block. For depthwise and
+// part-kernel order, the kernel is split into the phases of its stride. The direction of columns alternates with each
+// row of the kernel (serpentine order). Groups of 4 output channels are assigned to the cores in turn.
 template <typename Visit>
 class U85Walk {
  public:
@@ -420,7 +423,7 @@ void walk(const Configuration& npu, const WeightLayout& layout, int32_t core, Vi
   }
 }
 
-// Limit of the memory for damaged streams. Streams of networks have fewer values.
+// Maximum number of values. It limits the memory for a damaged stream. Streams of real networks have fewer values.
 constexpr size_t kMaxWeights = size_t{1} << 28;
 
 // Counts the values of a core, with their padding.
@@ -430,7 +433,7 @@ size_t count_values(const Configuration& npu, const WeightLayout& l, int32_t cor
   return count;
 }
 
-// Decodes `wanted` values of a stream; `core` is for the message.
+// Decodes `wanted` values of a stream. `core` occurs only in the error message.
 Status decode_values(const WeightLayout& l, int32_t core, Bytes stream, size_t wanted, std::vector<int16_t>* values) {
   if (wanted > kMaxWeights) {
     return failure(Error::kWeights, "there are % weights with their padding", static_cast<int64_t>(wanted));
@@ -498,7 +501,8 @@ constexpr size_t kScaleRecord = 10;
 
 ChannelScale read_scale(const Configuration& npu, bool wide_accumulators, const uint8_t* at) {
   ChannelScale scale;
-  // U55 and U65: 40-bit bias, 32-bit multiplier. U85: 32 and 31 bits, or 48 and 15 bits for 48-bit accumulators.
+  // U55 and U65: 40-bit bias, 32-bit multiplier. U85: 32-bit bias and 31-bit multiplier, or, for 48-bit accumulators,
+  // 48-bit bias and 15-bit multiplier.
   const int bias_bytes = !npu.is_u85() ? 5 : wide_accumulators ? 6 : 4;
   const int scale_bytes = npu.is_u85() && wide_accumulators ? 2 : 4;
   const auto multiplier = static_cast<uint32_t>(read_signed(at + bias_bytes, scale_bytes));

@@ -38,7 +38,7 @@ struct ChannelScale {
   Scale scale;
 };
 
-// Returns the number of channels of an IFM block, which command streams do not contain.
+// Returns the number of channels of an IFM block. Command streams do not contain this number.
 int32_t ifm_block_depth(const Configuration& npu, const WeightLayout& layout);
 
 // Decodes the streams of all cores to [ofm][y][x][ifm], or to [y][x][channel] if depthwise. The fast encoding has one

@@ -103,8 +103,8 @@ class DataFile final : public executorch::runtime::NamedDataMap {
 
   bool has(uint64_t at, uint64_t count) const { return at <= size_ && count <= size_ - at; }
 
-  // A position is a byte offset in the file. Position 0 means that the item is missing or outside the file. number(0)
-  // is 0.
+  // The functions below read flatbuffers. A position is a byte offset in the file. Position 0 means that the item is
+  // missing or outside the file. number(0) is 0.
   uint32_t number(size_t at) const { return at != 0 && has(at, 4) ? read_u32(data_ + at) : 0; }
 
   // Position of a field of the table at `table`.

@@ -45,8 +45,9 @@ typedef struct {
 } arm_host_executor;
 
 // Registers the backends and kernels of this plugin with the ExecuTorch runtime of the process. Returns 0, or 1 with
-// the reason in `message`: the plugin or another implementation of a backend is already registered, and a second
-// registration would abort the process; or the runtime has no room for a backend or refuses a kernel.
+// the reason in `message`. It fails if the plugin or another implementation of a backend is already registered, because
+// a second registration would abort the process. It also fails if the runtime has no room for a backend or refuses a
+// kernel.
 ARM_HOST_EXPORT int32_t arm_host_install(char* message, uint64_t message_size);
 
 // Sets the executor of `backend_id` ("TOSABackend", "VgfBackend", "EthosUBackend") to a copy of `executor`. Returns 0,

@@ -29,8 +29,8 @@ bool is_channels_last(const Tensor& tensor);
 // Whether the elements of two tensors of one shape lie in the same order. Axes of size 1 may be anywhere.
 bool has_same_order(const Tensor& first, const Tensor& second);
 
-// Checks the arguments of one call of a kernel. Each function returns whether the argument is valid. Combine them with
-// &&, so that the first error is the only one that is logged, and later checks need not repeat earlier ones.
+// Checks the arguments of one call of a kernel. Each function returns whether the argument is valid. Combine the calls
+// with &&: only the first error is logged, and a check can rely on the checks before it.
 class ArgumentChecker {
  public:
   // `name` is the operator's name, for example "cortex_m::quantized_add.out".

@@ -80,7 +80,7 @@ struct Convolution {
   ImageSize output;
   ConvolutionAxis rows;
   ConvolutionAxis columns;
-  int32_t kernel_channels;  // size of the weights' last axis
+  int32_t kernel_channels;  // size of the weights' last axis: input channels of a group; depthwise: output channels
   int32_t input_offset;
   Requantization requantization;
 };

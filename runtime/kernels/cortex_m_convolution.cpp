@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// int8 convolutions. Sums of products have 32 bits. The padding has the input's zero point, so it adds nothing.
+// int8 convolutions. Sums of products have 32 bits. The padding has the value of the input's zero point, so that it
+// adds nothing to a sum.
 #include "kernels/convolution_arguments.h"
 #include "kernels/multiply_accumulate.h"
 #include "kernels/registration.h"
@@ -21,8 +22,8 @@ int64_t result_size(const ConvolutionAxis& axis) {
   return steps < 0 ? 0 : steps / axis.stride + 1;
 }
 
-// Sum of the window at (y, x). `input` points to the first channel of the group at the image's origin, `weights` to
-// the kernel of the output channel.
+// Returns the sum for one output. (y, x) is the input position of the first tap of its window. `input` points to the
+// group's first channel in the first pixel of the image, `weights` to the kernel of the output channel.
 int32_t convolve_window(const Convolution& convolution, const int8_t* input, const int8_t* weights, int32_t y,
                         int32_t x) {
   const ConvolutionAxis& rows = convolution.rows;
@@ -33,7 +34,7 @@ int32_t convolve_window(const Convolution& convolution, const int8_t* input, con
   if (taps <= 0) {
     return 0;
   }
-  // If the taps of a kernel row are contiguous in memory, in the input and in the weights, one multiply_accumulate
+  // If the taps of a kernel row are contiguous both in the input and in the weights, one call of multiply_accumulate()
   // processes the row.
   const bool is_row_contiguous = columns.dilation == 1 && depth == convolution.input.channels;
   uint32_t sum = 0;
@@ -53,7 +54,8 @@ int32_t convolve_window(const Convolution& convolution, const int8_t* input, con
   return static_cast<int32_t>(sum);
 }
 
-// Results of all output channels at one position. `input` points to an image of the batch.
+// Computes all output channels of one output pixel, whose window starts at (y, x). `input` points to an image of the
+// batch.
 void convolve_pixel(const Convolution& convolution, const int8_t* input, const int8_t* weights, int32_t y, int32_t x,
                     int8_t* out) {
   const int32_t depth = convolution.kernel_channels;
@@ -66,8 +68,8 @@ void convolve_pixel(const Convolution& convolution, const int8_t* input, const i
   }
 }
 
-// Results of `count` output channels from `begin` on at one position. An input channel has `multiplier` output
-// channels. `input` points to an image of the batch.
+// Computes `count` output channels from `begin` on of one output pixel, whose window starts at (y, x). Each input
+// channel has `multiplier` output channels. `input` points to an image of the batch.
 void convolve_depthwise_block(const Convolution& convolution, int32_t multiplier, const int8_t* input,
                               const int8_t* weights, int32_t y, int32_t x, int32_t begin, int32_t count, int8_t* out) {
   const ConvolutionAxis& rows = convolution.rows;
@@ -103,8 +105,8 @@ void convolve_depthwise_pixel(const Convolution& convolution, int32_t multiplier
   }
 }
 
-// Calls `compute(image, y, x of the window in the image, result)` for each image of the batch and each pixel of its
-// result.
+// Calls `compute(image, y, x, result)` for each output pixel of each image. The window of the pixel starts at (y, x) of
+// the image.
 template <typename Function>
 void for_each_pixel(const Convolution& convolution, const int8_t* input, int8_t* out, Function compute) {
   for (int32_t n = 0; n < convolution.output.batch; ++n) {

@@ -29,7 +29,7 @@ constexpr const char kActivation[] = "cortex_m::quantized_activation.out";
 constexpr int32_t kAddLeftShift = 20;
 
 // Limits of the zero points of factors: arm_elementwise_mul_s8 computes the difference of an int8 value and its zero
-// point in 16 bits. In x * relu6(x + 3) / 6, factors can have zero points outside of int8.
+// point in 16 bits. In hardswish, x * relu6(x + 3) / 6, a factor can have a zero point outside of int8.
 constexpr int64_t kMinFactorZeroPoint = INT16_MIN - INT8_MIN;
 constexpr int64_t kMaxFactorZeroPoint = INT16_MAX - INT8_MAX;
 
@@ -44,17 +44,20 @@ bool check_equal_operands(ArgumentChecker& check, const Tensor& first, const Ten
 }
 
 // Whether a tensor of rank 4 has one element per channel.
-bool is_pixel(const Tensor& tensor) { return tensor.size(0) == 1 && tensor.size(2) == 1 && tensor.size(3) == 1; }
+bool has_one_element_per_channel(const Tensor& tensor) {
+  return tensor.size(0) == 1 && tensor.size(2) == 1 && tensor.size(3) == 1;
+}
 
 // Whether both operands have rank 4 and the same number of channels, and one of them has one element per channel.
 bool is_channel_broadcast(const Tensor& first, const Tensor& second) {
   return first.dim() == 4 && second.dim() == 4 && first.size(1) == second.size(1) &&
-         (is_pixel(first) || is_pixel(second));
+         (has_one_element_per_channel(first) || has_one_element_per_channel(second));
 }
 
 bool check_channel_broadcast(ArgumentChecker& check, const Tensor& first, const Tensor& second, Tensor& out) {
-  // Do not choose the tensor with more elements: if the full tensor is empty, the pixel has more.
-  const Tensor& full = is_pixel(first) ? second : first;
+  // `full` is the operand that is not broadcast. Do not choose it by its number of elements: if `full` is empty, the
+  // broadcast operand has more elements.
+  const Tensor& full = has_one_element_per_channel(first) ? second : first;
   return check.resize_like("out", out, full) && check.is_channels_last("self", first) &&
          check.is_channels_last("other", second) && check.is_channels_last("out", out);
 }
@@ -71,7 +74,7 @@ bool check_operands(ArgumentChecker& check, const Tensor& first, const Tensor& s
   return check_equal_operands(check, first, second, out);
 }
 
-// out = operation(first, second), where an operand with fewer elements than the result is repeated.
+// out = operation(first, second). The elements of an operand with fewer elements than the result are repeated.
 template <typename Operation>
 void apply(const Tensor& first, const Tensor& second, Tensor& out, Operation operation) {
   const auto count = out.numel();

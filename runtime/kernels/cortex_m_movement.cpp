@@ -85,9 +85,9 @@ Tensor& transpose_out(KernelRuntimeContext& context, const Tensor& input, Int64L
   return out;
 }
 
-// Whether the pad amounts are in the order (N, H, W, C). This is the order for a channels-last input of rank 4, and for
-// an input whose elements lie in the same order in both memory formats (C = 1 or H = W = 1). The lowering makes the
-// same choice.
+// Whether the pad amounts are in the order (N, H, W, C). This is the order for a channels_last input of rank 4. If C is
+// 1, or H and W are 1, the elements lie in the same order in both memory formats, and the amounts also have this order.
+// The lowering to cortex_m::pad uses the same rule.
 bool is_padded_as_channels_last(const Tensor& input) {
   if (input.dim() != 4) {
     return false;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Average and max pooling of int8 tensors over the two spatial axes. Kernels with the suffix _nhwc take tensors of
 // shape (N, H, W, C) in contiguous memory format. Kernels without this suffix take tensors of shape (N, C, H, W) in
-// channels_last memory format. The order of the elements in memory is the same. The limits and the arithmetic are
+// channels_last memory format. Both have the elements in the same order in memory. The limits and the arithmetic are
 // described in arm_backend_core/cortex_m/kernels/pooling.py.
 #include <algorithm>
 #include <array>

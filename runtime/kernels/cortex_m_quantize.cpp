@@ -20,9 +20,9 @@ using executorch::runtime::KernelRuntimeContext;
 constexpr const char kQuantize[] = "cortex_m::quantize_per_tensor.out";
 constexpr const char kDequantize[] = "cortex_m::dequantize_per_tensor.out";
 
-// Quantizes as PyTorch does: x * (1 / scale) in float32, rounded half to even, plus the zero point, clamped. Here,
-// clamping precedes rounding, so that the conversion to int32 cannot overflow. The result is the same, because the
-// limits are integers. NaN becomes the integer 0 for every zero point.
+// Quantizes as PyTorch does: multiply by 1 / scale in float32, round half to even, add the zero point, clamp. Here,
+// the clamp directly follows the product, so that the conversion to int32 cannot overflow. The result is the same,
+// because the limits are integers. NaN becomes the integer 0, whatever the zero point is.
 template <typename T>
 void quantize(const float* input, T* out, size_t count, double scale, int64_t zero_point, int64_t quant_min,
               int64_t quant_max) {

@@ -36,8 +36,8 @@ struct ExpParameters {
   int32_t diff_min;
 };
 
-// exp(x) for x <= 0. x has 5 integer bits, the result has 0. x is split into a multiple of 1/4 and a negative rest,
-// which is at least -1/4.
+// exp(x) for x <= 0. x has 5 integer bits, the result has 0. x is the sum of a multiple of 1/4 and a negative
+// remainder, `rest`, which is at least -1/4.
 int32_t exp_of_negative(int32_t x) {
   if (x == 0) {
     return INT32_MAX;
@@ -62,7 +62,7 @@ int32_t exp_of_negative(int32_t x) {
   return result;
 }
 
-// 1 / (1 + x) for x in [0, 1), by three steps of Newton's method. x and the result have 0 integer bits.
+// 1 / (1 + x) for x in [0, 1), by three steps of the Newton-Raphson method. x and the result have 0 integer bits.
 int32_t reciprocal_of_one_plus(int32_t x) {
   const auto half = static_cast<int32_t>((static_cast<int64_t>(x) + (INT64_C(1) << 31)) >> 1);
   int32_t result = kNewtonConstant + doubling_high_multiply(half, kNewtonSlope);
@@ -96,7 +96,7 @@ void softmax_row(const int8_t* input, int8_t* out, ssize_t size, const ExpParame
     }
   }
   const int32_t headroom = count_leading_zeros(static_cast<uint32_t>(sum));
-  // The sum without its highest bit.
+  // sum = (1 + fraction / 2^31) * 2^(31 - headroom).
   const auto fraction = static_cast<int32_t>((static_cast<uint32_t>(sum) << headroom) - UINT32_C(0x80000000));
   const int32_t reciprocal = reciprocal_of_one_plus(fraction);
   const int32_t divisor_bits = kSumIntegerBits + 23 - headroom;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// int8 transposed convolutions without scattering: each output sums the products of the inputs and kernel taps that
-// contribute to it.
+// int8 transposed convolutions. They do not scatter inputs to outputs: for each output, they sum the products of the
+// inputs and kernel taps that contribute to this output.
 #include "kernels/convolution_arguments.h"
 #include "kernels/multiply_accumulate.h"
 #include "kernels/registration.h"

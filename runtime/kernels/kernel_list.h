@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels that register_cortex_m_kernels() registers. With --gc-sections, the linker drops the code of other kernels.
+// Kernels that register_cortex_m_kernels() registers. With --gc-sections, the linker drops the code of all kernels that
+// are not in the list.
 //
 // ARM_RUNTIME_CORTEX_M_KERNEL_LIST calls its argument, a macro, with the name of each kernel. To register a subset,
 // define ARM_RUNTIME_CORTEX_M_SELECTED_KERNELS as the quoted path of a header that defines the list as below. If the

@@ -340,9 +340,9 @@ bool have_same_place(const PayloadTensor& a, const PayloadTensor& b) {
   return a.offset == b.offset && a.nbytes == b.nbytes;
 }
 
-// Checks that no two tensors of `tensors`, the inputs or the outputs, overlap. Inputs and outputs may overlap each
-// other: Vela may place an output in the memory of an input. With `may_repeat`, two tensors may have the same address
-// and size, as outputs have if a model returns a tensor twice.
+// Checks that no two inputs, or no two outputs, overlap. An input and an output may overlap: Vela may place an output
+// in the memory of an input. With `may_repeat`, two tensors may have the same address and size: a model may return a
+// tensor twice.
 PayloadStatus check_overlaps(const PayloadTensors& tensors, const char* name, size_t at, bool may_repeat) {
   for (uint32_t i = 1; i < tensors.count(); ++i) {
     const PayloadTensor tensor = tensors.at(i);

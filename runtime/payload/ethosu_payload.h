@@ -41,9 +41,10 @@ enum class PayloadError : int32_t {
   kDuplicateBlock = 4,
   kMissingBlock = 5,
   kTrailingData = 6,
-  // A flag, a reserved byte or the key in the header of a block (not of the command stream) is invalid.
+  // The flag or a reserved byte in the header of a block is invalid, or the key of an external block. Errors in the
+  // header of the command stream itself are kCommandStream.
   kBlockHeader = 7,
-  // A block of fixed length has another length, or tensor records do not fill their block.
+  // A block of fixed length has another length, or the records of inputs or outputs do not fill their block.
   kLength = 8,
   kCommandStream = 9,
   kTensor = 10,
@@ -109,8 +110,8 @@ struct EthosUPayload {
   uint32_t macs() const { return uint32_t{1} << log2_macs; }
 };
 
-// Keys of the named data that contain the external blocks of a payload: blocks that methods share, or that are in a
-// data file beside the program. Empty for a block in the payload.
+// Keys of the named data that contain the external blocks of a payload. Blocks are external if methods share them, or
+// if they are in a data file beside the program. The key is empty for a block that is in the payload.
 struct ExternalKeys {
   ByteView commands;
   ByteView weights;

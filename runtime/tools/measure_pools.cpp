@@ -14,8 +14,9 @@
 //   METHODS {NAME POOL PLANNED}...             for each method, bytes of the method allocator and of the first
 //                                              memory of the memory plan
 //   RUNS {METHOD INPUTS FILE... OUTPUTS FILE...}...
-//                                              for each run, the number of the method, and files with the bytes of
-//                                              inputs (read) and outputs (written)
+//                                              for each run, the index of the method (from 0), the number of inputs
+//                                              and their files, which are read, and the number of outputs and their
+//                                              files, which are written. A file has the bytes of one tensor
 //
 // It prints "method NAME BYTES" with the used bytes of each method allocator, and "temp BYTES" with the peak of the
 // temp allocator. On failure, it prints a line on stderr and returns 1.
@@ -91,14 +92,14 @@ class Request {
  public:
   explicit Request(const char* path) : file_(path) {}
 
-  std::string word() {
+  std::string read_line() {
     std::string line;
     if (!std::getline(file_, line)) {
       fail("the request ends too early");
     }
     return line;
   }
-  long long number() { return std::stoll(word()); }
+  long long number() { return std::stoll(read_line()); }
   size_t count() { return static_cast<size_t>(number()); }
 
  private:
@@ -114,7 +115,7 @@ struct LoadedMethod {
   ModelMethod method;
 
   LoadedMethod(Request* request, const std::vector<Pool>& shared)
-      : name(request->word()), pool(request->number()), planned(request->number()), memories{planned.bytes()} {
+      : name(request->read_line()), pool(request->number()), planned(request->number()), memories{planned.bytes()} {
     for (const Pool& other : shared) {
       memories.push_back(other.bytes());
     }
@@ -126,7 +127,7 @@ void set_inputs(LoadedMethod* loaded, const Program& program, Request* request) 
   const size_t count = request->count();
   loaded->inputs.clear();
   for (size_t i = 0; i < count; ++i) {
-    const std::vector<uint8_t> bytes = read(request->word());
+    const std::vector<uint8_t> bytes = read(request->read_line());
     const auto info = meta->input_tensor_meta(i);
     if (!info.ok() || info->nbytes() != bytes.size()) {
       fail("the file of input " + std::to_string(i) + " has another size than the input");
@@ -165,7 +166,7 @@ void write_outputs(const LoadedMethod& loaded, Request* request) {
     if (bytes.data() == nullptr) {
       fail("output " + std::to_string(i) + " has no memory");
     }
-    std::ofstream file(request->word(), std::ios::binary);
+    std::ofstream file(request->read_line(), std::ios::binary);
     file.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
     if (!file.flush()) {
       fail("cannot write the file of output " + std::to_string(i));
@@ -186,7 +187,7 @@ int main(int count, char** arguments) {
   }
   Request request(arguments[1]);
   executorch::runtime::runtime_init();
-  const std::vector<uint8_t> file = read(request.word());
+  const std::vector<uint8_t> file = read(request.read_line());
   const Pool content(static_cast<long long>(file.size()));
   std::copy(file.begin(), file.end(), content.data());
   executorch::extension::BufferDataLoader loader(content.data(), content.size());
@@ -194,7 +195,7 @@ int main(int count, char** arguments) {
   if (!program.ok()) {
     fail("cannot load the program", program.error());
   }
-  const std::string data_path = request.word();
+  const std::string data_path = request.read_line();
   const std::vector<uint8_t> data_bytes = data_path.empty() ? std::vector<uint8_t>() : read(data_path);
   const Pool data_content(static_cast<long long>(data_bytes.size()));
   std::copy(data_bytes.begin(), data_bytes.end(), data_content.data());

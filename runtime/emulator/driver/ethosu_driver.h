@@ -2,7 +2,8 @@
 #pragma once
 
 // Declarations of ethos-u-core-driver's public header that EthosUBackend uses, for machines without the driver. With
-// FAKE_DRIVER_ADDRESS_CACHE_CALLS, the cache functions take one address, as before version 1.0 (2025).
+// FAKE_DRIVER_ADDRESS_CACHE_CALLS, the cache functions take one address, as in versions of the driver before 1.0
+// (2025).
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -41,7 +42,7 @@ struct ethosu_hw_info {
 };
 
 // Cache maintenance. The driver defines weak functions that do nothing; firmware for a CPU with a data cache overrides
-// them. Memory that the NPU writes must start at a multiple of a cache line.
+// them. Memory that the NPU writes must be aligned to the size of a cache line.
 #ifdef FAKE_DRIVER_ADDRESS_CACHE_CALLS
 void ethosu_flush_dcache(uint32_t* p, size_t bytes);  // NULL: the whole cache
 void ethosu_invalidate_dcache(uint32_t* p, size_t bytes);
