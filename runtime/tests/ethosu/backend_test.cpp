@@ -301,7 +301,7 @@ std::string externalize_block(const std::string& payload, const char* block_name
   return payload.substr(0, at) + block + payload.substr(at + 32 + (size + 15) / 16 * 16);
 }
 
-void finds_weights_that_methods_share(const Files& files) {
+void loads_external_weights(const Files& files) {
   std::string weights;
   const std::string name(kNamedDataKeySize, 'w');
   const std::string payload = externalize_block(files.payload, "weight_data", name, &weights);
@@ -328,7 +328,7 @@ void finds_weights_that_methods_share(const Files& files) {
   CHECK(logs("the weight data of") && there.freed() == 2);
 }
 
-void finds_commands_outside_the_program(const Files& files) {
+void loads_external_commands(const Files& files) {
   std::string commands;
   const std::string name(kNamedDataKeySize, 'c');
   const std::string payload = externalize_block(files.payload, "cmd_data", name, &commands);
@@ -387,11 +387,11 @@ class FastScratchSpec {
 };
 
 void passes_fast_scratch_of_firmware(const Files& files) {
-  FastScratchSpec spills(80);
+  FastScratchSpec needed(80);
   for (const size_t offset : {0, 16}) {  // bytes before the first whole cache line are not used
     FirmwareScratch firmware(128, offset);
     Loaded loaded(files.payload);
-    CHECK(loaded.init(256, {spills.spec()}) == Error::Ok && loaded.execute() == Error::Ok);
+    CHECK(loaded.init(256, {needed.spec()}) == Error::Ok && loaded.execute() == Error::Ok);
     CHECK(fake_driver.bases[2] == firmware.data() + (offset == 0 ? 0 : kCacheLine));
     CHECK(fake_driver.sizes[2] == 80 && fake_driver.violations.empty());
   }
@@ -403,7 +403,7 @@ void passes_fast_scratch_of_firmware(const Files& files) {
 }
 
 void passes_fast_scratch_of_driver(const Files& files) {
-  FastScratchSpec spills(80);
+  FastScratchSpec needed(80);
   alignas(kCacheLine) unsigned char memory[96];
   const auto load = [&](size_t size) {
     auto loaded = std::make_unique<Loaded>(files.payload);
@@ -412,7 +412,7 @@ void passes_fast_scratch_of_driver(const Files& files) {
     return loaded;
   };
   auto fits = load(80);
-  CHECK(fits->init(256, {spills.spec()}) == Error::Ok && fits->execute() == Error::Ok);
+  CHECK(fits->init(256, {needed.spec()}) == Error::Ok && fits->execute() == Error::Ok);
   CHECK(fake_driver.bases[2] == memory && fake_driver.sizes[2] == 80);
   CHECK(fake_driver.reserved == 2 && fake_driver.released == 2 && fake_driver.violations.empty());
   // Execution may reserve another driver than loading, here one without fast memory.
@@ -420,40 +420,40 @@ void passes_fast_scratch_of_driver(const Files& files) {
   CHECK(fits->execute() == Error::MemoryAllocationFailed && logs("there are 0: "));
   CHECK(fake_driver.ran == 1 && fake_driver.released == 3);
   auto too_small = load(79);
-  CHECK(too_small->init(256, {spills.spec()}) == Error::MemoryAllocationFailed);
+  CHECK(too_small->init(256, {needed.spec()}) == Error::MemoryAllocationFailed);
   CHECK(logs("the program needs 80 bytes of fast scratch, and there are 79: "));
   CHECK(fake_driver.reserved == 1 && fake_driver.released == 1);
   // The driver uses the memory given to ethosu_init() even if only the firmware's memory is large enough. Loading
   // succeeds. At execution, the driver finds that its memory is too small, and fails.
   FirmwareScratch firmware(128);
   auto compared = load(79);
-  CHECK(compared->init(256, {spills.spec()}) == Error::Ok && compared->execute() == Error::Internal);
+  CHECK(compared->init(256, {needed.spec()}) == Error::Ok && compared->execute() == Error::Internal);
   CHECK(fake_driver.ran == 0);
 }
 
 void refuses_too_little_fast_scratch(const Files& files) {
-  FastScratchSpec spills(80);
+  FastScratchSpec needed(80);
   Loaded none(files.payload);
-  CHECK(none.init(256, {spills.spec()}) == Error::MemoryAllocationFailed);
+  CHECK(none.init(256, {needed.spec()}) == Error::MemoryAllocationFailed);
   CHECK(logs("the program needs 80 bytes of fast scratch, and there are 0: set "
              "ethosu_fast_scratch(_size) to 96 bytes at a multiple of 32, or give ethosu_init() that memory, or "
              "export without Dedicated_Sram\n"));
   fake_driver.has_npu = false;
-  CHECK(none.init(256, {spills.spec()}) == Error::MemoryAllocationFailed);
+  CHECK(none.init(256, {needed.spec()}) == Error::MemoryAllocationFailed);
   {
     FirmwareScratch firmware(95);  // the last cache line would be shared
     Loaded loaded(files.payload);
-    CHECK(loaded.init(256, {spills.spec()}) == Error::MemoryAllocationFailed && logs("and there are 64: "));
+    CHECK(loaded.init(256, {needed.spec()}) == Error::MemoryAllocationFailed && logs("and there are 64: "));
   }
   for (const size_t size : {8, 111}) {
     FirmwareScratch firmware(size, 16);
     Loaded loaded(files.payload);
-    CHECK(loaded.init(256, {spills.spec()}) == Error::MemoryAllocationFailed);
+    CHECK(loaded.init(256, {needed.spec()}) == Error::MemoryAllocationFailed);
     CHECK(logs(size == 8 ? "and there are 0: " : "and there are 64: "));
   }
   CHECK(fake_driver.invoked == 0);
   Loaded loaded(files.payload);
-  CHECK(loaded.init(256, {spills.spec(3)}) == Error::InvalidProgram);
+  CHECK(loaded.init(256, {needed.spec(3)}) == Error::InvalidProgram);
   CHECK(logs("a compile spec fast_scratch_size of 3 bytes, not 4: export or flash the program again"));
 }
 
@@ -800,8 +800,8 @@ int main(int argc, char** argv) {
   CHECK(arm_runtime_ethosu_registered == Error::Ok);
 
   executes(files);
-  finds_weights_that_methods_share(files);
-  finds_commands_outside_the_program(files);
+  loads_external_weights(files);
+  loads_external_commands(files);
   passes_fast_scratch_of_firmware(files);
   passes_fast_scratch_of_driver(files);
   refuses_too_little_fast_scratch(files);

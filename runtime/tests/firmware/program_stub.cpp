@@ -32,8 +32,8 @@ namespace executorch {
 namespace runtime {
 namespace {
 
-// An instruction: a kernel or a delegate.
-struct Step {
+// A call of a kernel or of a delegate. If `kernel` is null, `delegate` is called.
+struct Instruction {
   OpFunction kernel;
   size_t delegate;
   std::vector<size_t> arguments;
@@ -73,7 +73,7 @@ struct Chain {
   std::vector<std::unique_ptr<OwnTensor>> tensors;
   std::vector<std::unique_ptr<EValue>> values;
   std::vector<std::unique_ptr<LoadedDelegate>> delegates;
-  std::vector<Step> steps;
+  std::vector<Instruction> instructions;
   std::vector<size_t> inputs, outputs;
   std::vector<std::unique_ptr<OwnList<int64_t>>> ints;
   std::vector<std::unique_ptr<OwnList<aten::Tensor>>> lists;
@@ -174,10 +174,10 @@ Error read_entry(const std::string& entry, TestScript* script, DataLoader* loade
     if (!kernel.ok()) {
       return kernel.error();
     }
-    chain->steps.push_back({*kernel, 0, arguments(script)});
+    chain->instructions.push_back({*kernel, 0, arguments(script)});
   } else if (entry == "call") {
     const auto delegate = static_cast<size_t>(script->number());
-    chain->steps.push_back({nullptr, delegate, arguments(script)});
+    chain->instructions.push_back({nullptr, delegate, arguments(script)});
   } else {
     return Error::InvalidProgram;
   }
@@ -251,15 +251,15 @@ Error Method::set_output_data_ptr(void* buffer, size_t size, size_t index) {
 const EValue& Method::get_output(size_t index) const { return *chains_->values.at(chains_->outputs.at(index)); }
 
 Error Method::execute() {
-  for (const Step& step : chains_->steps) {
-    std::vector<EValue*> given = chains_->pointers(step.arguments);
+  for (const Instruction& instruction : chains_->instructions) {
+    std::vector<EValue*> given = chains_->pointers(instruction.arguments);
     Error error = Error::Ok;
-    if (step.kernel != nullptr) {
+    if (instruction.kernel != nullptr) {
       KernelRuntimeContext context(event_tracer_, temp_allocator_);
-      step.kernel(context, {given.data(), given.size()});
+      instruction.kernel(context, {given.data(), given.size()});
       error = context.failure_state();
     } else {
-      const LoadedDelegate& delegate = *chains_->delegates.at(step.delegate);
+      const LoadedDelegate& delegate = *chains_->delegates.at(instruction.delegate);
       BackendExecutionContext context(event_tracer_, temp_allocator_);
       error = delegate.backend->execute(context, delegate.handle, {given.data(), given.size()});
     }

@@ -195,9 +195,10 @@ void test_checksum(const Model& model) {
   check(load(changed, recorded, 4) == Error::InvalidProgram, "a flipped bit is refused");
   check(logged.size() == 1 && logged[0].find("VgfBackend: the payload of") == 0 &&
             logged[0].find("has changed since it was exported") != std::string::npos,
-        "with one line");
+        "exactly one line is logged");
   check(load(model.vgf, recorded, 3) == Error::InvalidProgram, "a checksum of 3 bytes is refused");
-  check(logged.size() == 1 && logged[0].find("payload_crc32 of 3 bytes, not 4") != std::string::npos, "with one line");
+  check(logged.size() == 1 && logged[0].find("payload_crc32 of 3 bytes, not 4") != std::string::npos,
+        "exactly one line is logged");
 }
 
 // Some Vulkan functions of the application's device are replaced by the functions below. Hooks determines how these
@@ -447,7 +448,7 @@ void test_timeouts(const Model& model) {
       logged.clear();
       check(program.execute(arguments) == Error::InvalidState, "no result in time");
       check(was_logged("no result from the device after 60000 ms; set a longer time with ARM_RUNTIME_VGF_TIMEOUT_MS"),
-            "with one line");
+            "exactly one line is logged");
       check(output.data == std::vector<char>(model.output.size(), 99), "no output is written");
     }
     check(hooks.timeouts == 0 && hooks.timeout == 60'000'000'000, "bounded waits");
@@ -484,7 +485,7 @@ void test_memory_in_use_is_kept(const Model& model) {
   }
   check(hooks.freed == 0, "memory that the device may use is not freed");
   check(logged.size() == 2 && logged[1].find("the memory of its program stays in use") != std::string::npos,
-        "which is logged");
+        "the log names the kept memory");
   device->renew();
   check(set_vulkan_device(nullptr) == Error::Ok, "a device of its own");
 }
