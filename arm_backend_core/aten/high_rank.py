@@ -4,8 +4,8 @@ Example: a video model partitions windows with a view of eight dimensions, a per
 
 - Permutation: dimensions that stay adjacent merge into one. If more than six remain, the permutation is split into
   several.
-- Elementwise operator: neighbouring dimensions along which the same operands broadcast merge into one. Example: adding
-  the relative positions of a video's patches.
+- Elementwise operator: neighbouring dimensions merge into one if the same operands broadcast along them. Example:
+  adding the relative positions of a video's patches.
 - Softmax or reduction along one dimension: the dimensions before it merge into one, and the dimensions after it into
   another. Example: RAFT's weights of neighbours.
 """
@@ -38,11 +38,11 @@ def reduce_ranks(module: GraphModule) -> None:
     for node in high_rank:
         with node.graph.inserting_before(node):
             rule = (
-                _reduce_permute
+                _lower_rank_of_permute
                 if node.target in movement.permute.overloads
-                else _reduce_axis_operator
+                else _lower_rank_of_axis_operator
                 if node.target in _AXIS_OPS
-                else _reduce_elementwise
+                else _lower_rank_of_elementwise
             )
             if (value := rule(node)) is not None:
                 node.replace_all_uses_with(insert_call(node, aten.reshape.default, value, list(node.meta["val"].shape)))
@@ -61,7 +61,7 @@ def _is_high_rank(node: Node) -> bool:
     return isinstance(value, Tensor) and value.dim() > LEVEL_8K.max_rank
 
 
-def _reduce_permute(node: Node) -> Node | None:
+def _lower_rank_of_permute(node: Node) -> Node | None:
     value, dims = cast(Any, node.args)
     shape = value.meta["val"].shape
     for sizes, order in _split_permutation(shape, [dim % len(shape) for dim in dims]):
@@ -71,7 +71,7 @@ def _reduce_permute(node: Node) -> Node | None:
     return value
 
 
-def _reduce_axis_operator(node: Node) -> Node | None:
+def _lower_rank_of_axis_operator(node: Node) -> Node | None:
     """Rewrite an operator along one dimension on [before, dimension, after]; None for several dimensions."""
     value, dims, *rest = cast(Any, node.args)
     shape, axes = value.meta["val"].shape, [dims] if isinstance(dims, int) else dims
@@ -82,7 +82,7 @@ def _reduce_axis_operator(node: Node) -> Node | None:
     return insert_call(node, node.target, flat, 1 if axes is not dims else [1], *rest, **node.kwargs)
 
 
-def _reduce_elementwise(node: Node) -> Node | None:
+def _lower_rank_of_elementwise(node: Node) -> Node | None:
     """Rewrite an elementwise operator: merge runs of dimensions along which the same operands broadcast."""
     if torch.Tag.pointwise not in getattr(node.target, "tags", ()):
         return None

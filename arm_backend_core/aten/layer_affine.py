@@ -30,7 +30,7 @@ _CONVOLUTIONS = (
     aten.convolution.default,
 )
 _RESHAPES = (aten.view.default, aten.reshape.default, aten.flatten.using_ints)
-#: Maximum ratio of the largest to the smallest gain that ``fold_into_reader`` folds. The int8 weights of an output
+#: Maximum ratio of the largest to the smallest gain that ``fold_into_consumer`` folds. The int8 weights of an output
 #: channel have one scale for all input channels, so weights of an input channel with a small gain would lose bits.
 _MAX_GAIN_RATIO = 2.0
 
@@ -124,7 +124,7 @@ def _set_parameters(
     layer.args = tuple(arguments)
 
 
-def find_reading_layer(node: Node) -> tuple[Node, Node | None] | None:
+def find_consumer_layer(node: Node) -> tuple[Node, Node | None] | None:
     """Find the convolution, or the linear layer behind a flattening, that is the only reader of ``node`` [N, C, ...].
 
     Returns:
@@ -147,7 +147,7 @@ def find_reading_layer(node: Node) -> tuple[Node, Node | None] | None:
     return layer, flattening
 
 
-def fold_into_reader(constants: Constants, node: Node, layer: Node, affine: ChannelAffine) -> str | None:
+def fold_into_consumer(constants: Constants, node: Node, layer: Node, affine: ChannelAffine) -> str | None:
     """Fold an affine function, whose result is ``node`` [N, C, ...], into the layer that reads ``node``.
 
     The caller then makes the layer read the operand of the function.
@@ -155,7 +155,7 @@ def fold_into_reader(constants: Constants, node: Node, layer: Node, affine: Chan
     Args:
         constants: the constants of the edited module.
         node: the result of the function.
-        layer: from ``find_reading_layer``.
+        layer: from ``find_consumer_layer``.
         affine: the function.
 
     Returns:

@@ -13,7 +13,10 @@ from arm_backend_core.recurrent.unrolled_steps import QdqOp, YieldedValue
 
 
 def copy_meta(like: Node, value: Any) -> dict[str, Any]:
-    """Copy the metadata of ``like``, with the fake tensor ``value`` and without the slot of a time step."""
+    """Copy the metadata of ``like``, with "val" replaced by the fake tensor ``value``, and without ``TIMESTEP_SLOT``.
+
+    ``TIMESTEP_SLOT`` marks the operators of an unrolled time step. The new node does not belong to one.
+    """
     return {**{key: entry for key, entry in like.meta.items() if key != TIMESTEP_SLOT}, "val": value}
 
 

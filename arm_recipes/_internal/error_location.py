@@ -65,8 +65,9 @@ def describe_error(
         error: the exception.
         modules: models whose submodules the message may name.
         graphs: graphs of the model, to find the node that the message names. If no frame of the traceback holds a
-            node, the message names the first node whose operator the exception's text names. If the error is about
-            sizes that depend on data, the message names the first node with a symbolic size in its result or inputs.
+            node, the message names the first node whose operator (``namespace::name``) occurs in the exception's
+            text. If the error is about sizes that depend on data, the message names the first node with a symbolic
+            size in its result or inputs.
     """
     submodule, line = _find_submodule_and_line(error, modules)
     text = str(error).strip()

@@ -29,8 +29,8 @@ _COMPONENTS = (
     "Machine Learning:ExecuTorch:Kernel Utils",
     "Machine Learning:ExecuTorch:Kernel Registration",
 )
-#: Sources of the CMSIS layer. Cortex-M kernels are not selected one by one: a program that calls one gets the sources
-#: of all (``_LAYER_KERNELS``). Portable kernels are selected by components.
+#: Sources of the CMSIS layer. Cortex-M kernels are not selected one by one: a program that calls one of them gets the
+#: sources of all Cortex-M kernels (``_LAYER_KERNELS``). Components select the portable kernels.
 _LAYER_SOURCES = ("model.c", "golden.c", "self_test.cpp")
 _LAYER_NPU_SOURCES = (
     "backend/backends/ethosu/ethosu_backend.cpp",

@@ -41,8 +41,8 @@ class ProgramPools:
     Attributes:
         methods: memory of each method.
         shared: memory-planned buffers with index 1 and above, which all methods share.
-        temp: temp allocator on a Cortex-M. It is the maximum of three: scratch of the delegates that is not in planned
-            memory, memory of the kernel look-up, and temporary memory of a kernel.
+        temp: temp allocator on a Cortex-M. It is the maximum of three: scratch of a delegate that is not in planned
+            memory, memory that ExecuTorch's look-up of kernels takes, and temporary memory of a kernel.
         temp_64: temp allocator on this machine.
         fast_scratch: fast scratch of the NPU, in separate SRAM, for the memory mode ``Dedicated_Sram``.
         outputs: memory that the application provides for outputs outside the memory plan; the maximum over the methods.
@@ -120,16 +120,19 @@ def measure_pools(
 
 
 def _max_scratch_bytes(inspection: Inspection) -> tuple[int, int]:
-    """Maximum scratch outside planned memory and maximum fast scratch of the delegates, in whole cache lines."""
+    """Maximum scratch outside planned memory and maximum fast scratch of the delegates.
+
+    Both are in bytes, rounded up to whole cache lines.
+    """
     payloads = [
         (delegate.payload, delegate.shares_scratch)
         for method in inspection.methods
         for delegate in method.delegates
         if isinstance(delegate.payload, EthosUPayload)
     ]
-    scratch = _max_in_cache_lines(payload.scratch_bytes for payload, is_planned in payloads if not is_planned)
-    return scratch, _max_in_cache_lines(payload.fast_scratch_bytes or 0 for payload, _ in payloads)
+    scratch = _max_rounded_to_cache_lines(payload.scratch_bytes for payload, is_planned in payloads if not is_planned)
+    return scratch, _max_rounded_to_cache_lines(payload.fast_scratch_bytes or 0 for payload, _ in payloads)
 
 
-def _max_in_cache_lines(byte_counts: Iterable[int]) -> int:
+def _max_rounded_to_cache_lines(byte_counts: Iterable[int]) -> int:
     return round_to_cache_lines(max(byte_counts, default=0))

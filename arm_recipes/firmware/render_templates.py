@@ -185,7 +185,8 @@ def _layout_asserts(*, has_npu: bool) -> Iterator[str]:
             yield f"ARM_MODEL_HAS_LAYOUT({size}, {alignment}, {name});"
         if has_npu:
             text = '"the sizes in model.h are for another backend: build with the backend in backend/"'
-            yield f"static_assert(arm_runtime::EthosUBackend::kLoadedBytes == {LOADED_DELEGATE_BYTES[bits]}, {text});"
+            actual, expected = "arm_runtime::EthosUBackend::kMethodAllocatorBytes", LOADED_DELEGATE_BYTES[bits]
+            yield f"static_assert({actual} == {expected}, {text});"
         yield "#endif"
 
 

@@ -20,7 +20,7 @@ class Versions:
             delegates.
         cpu: processor for which a Cortex-M recipe chose the int8 kernels, for example ``cortex-m55``; empty for another
             recipe, or if it is unknown.
-        isa: instruction set of the processor: ``scalar``, ``dsp`` or ``mve``; empty like ``cpu``.
+        isa: instruction set of the processor: ``scalar``, ``dsp`` or ``mve``; empty if ``cpu`` is empty.
     """
 
     executorch: str

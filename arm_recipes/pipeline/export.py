@@ -76,9 +76,9 @@ def run_export(
     with deduplicate_warnings():
         result = _export_within_budgets(recipe, attempt, notes, reuse=cache_dir is None, progress=progress)
     if verify:
-        from arm_recipes.pipeline.verify import verify_delegates
+        from arm_recipes.pipeline.verify import verify_program
 
-        verify_delegates(result, examples)
+        verify_program(result, examples)
     return result
 
 
@@ -106,9 +106,9 @@ def export_unlowered(
     with deduplicate_warnings():
         result = _export_within_budgets(recipe, attempt, [], reuse=True, progress=progress)
     if verify:
-        from arm_recipes.pipeline.verify import verify_delegates
+        from arm_recipes.pipeline.verify import verify_program
 
-        verify_delegates(result, unlowered.examples)
+        verify_program(result, unlowered.examples)
     return result
 
 

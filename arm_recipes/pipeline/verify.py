@@ -1,6 +1,7 @@
-"""Verification, ``export(..., verify=True)``: compare Ethos-U delegates with the TOSA reference model.
+"""Verification, ``export(..., verify=True)``: compare the results of a program with a reference.
 
-``verify_kernels`` compares methods without delegates, whose operators are int8 kernels (Cortex-M).
+This module compares Ethos-U delegates with the TOSA reference model. ``verify_kernels`` compares methods without
+delegates, whose operators are int8 kernels (Cortex-M).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 _MAX_LISTED_OPERATORS = 12
 
 
-def verify_delegates(result: Artifact, examples: Mapping[str, Sequence[Inputs]]) -> None:
+def verify_program(result: Artifact, examples: Mapping[str, Sequence[Inputs]]) -> None:
     """Run samples, compare the results with a reference, and add notes and emulator statistics to the report.
 
     The reference of an Ethos-U delegate is the TOSA reference model. The reference of int8 kernels is their NumPy

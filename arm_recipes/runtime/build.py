@@ -116,7 +116,8 @@ def _executorch_folder() -> Path:
 def _cache_key(executorch: Path, folders: Sequence[str] = _PLUGIN_FOLDERS, link_flags: Sequence[str] = ()) -> str:
     """Hash of ExecuTorch's version and library, flags, sources and ``CXX``.
 
-    If ``CXX`` is not set, the hash contains no compiler, so a cached binary is usable on a machine without a compiler.
+    If ``CXX`` is not set, the hash does not depend on the compiler. Then, a machine without a compiler can use the
+    cache.
     """
     library = (executorch / "lib" / "libexecutorch.so").stat()
     digest = hashlib.sha256(
@@ -163,7 +164,7 @@ def _build_binary(
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _lock(target.parent):
-            if target.exists():  # built by the process that had the lock
+            if target.exists():  # the process that had the lock has built it
                 return
             announce(f"Building {what}, once for this version of ExecuTorch. This takes about 12 s.")
             # Build under a temporary name and rename, because another process may load the file without the lock.

@@ -91,7 +91,7 @@ TYPE_LAYOUTS = {
 #: Number of pointers in ``MergedDataMap``: one to the table of virtual functions, and one to each of two maps.
 _MERGED_DATA_POINTERS = 3
 #: {width of pointers: bytes that the Ethos-U backend allocates when it loads a delegate}. In C++:
-#: arm_runtime::EthosUBackend::kLoadedBytes.
+#: arm_runtime::EthosUBackend::kMethodAllocatorBytes.
 LOADED_DELEGATE_BYTES = {32: 128, 64: 168}
 
 

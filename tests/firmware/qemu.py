@@ -79,16 +79,16 @@ def build(folder: Path, directory: Path, *definitions: str) -> Path:
 
 
 def execute(image: Path, program: bytes, directory: Path, machine: str = "mps3-an547") -> tuple[bool, str]:
-    """Run the self-test. A stub replaces ExecuTorch's loader and reads a listing of the method."""
-    (directory / "method").write_text("\n".join(_listing(program, Firmware(image, program, directory))) + "\n")
+    """Run the self-test. A stub replaces ExecuTorch's loader and reads a test script."""
+    (directory / "method").write_text("\n".join(_test_script(program, Firmware(image, program, directory))) + "\n")
     return start(image, directory, machine)
 
 
-def _listing(program: bytes, firmware: Firmware) -> Iterator[str]:
-    """Yield the listing of the method, in the format of runtime/tests/firmware/program_stub.cpp."""
+def _test_script(program: bytes, firmware: Firmware) -> Iterator[str]:
+    """Yield the test script of the method, in the format of runtime/tests/firmware/program_stub.cpp."""
     places = [*_places(firmware), *_constants(program, firmware)]
     payloads = iter(firmware.payloads)
-    for line in firmware.method_listing():
+    for line in firmware.method_entries():
         what, *words = line.split(" ")
         if what in ("delegate", "input"):
             # Values precede their places, which precede the first delegate.

@@ -112,7 +112,12 @@ def test_the_self_test_compiles_with_the_assumed_type_sizes(
         ("arm_model_layout.h", "(16, 8, executorch::runtime::EV", "(24, 8, executorch::runtime::EV", "install 1."),
         ("model.h", "EXECUTORCH_MINOR 5", "EXECUTORCH_MINOR 99", "exported with another minor version of ExecuTorch"),
         ("model.h", f"PAYLOAD_FORMAT {PAYLOAD_FORMAT}", "PAYLOAD_FORMAT 99", "payloads of another format"),
-        ("arm_model_layout.h", "kLoadedBytes == 168", "kLoadedBytes == 8", "build with the backend in backend/"),
+        (
+            "arm_model_layout.h",
+            "kMethodAllocatorBytes == 168",
+            "kMethodAllocatorBytes == 8",
+            "build with the backend in backend/",
+        ),
     ],
     ids=["types", "executorch", "payload", "backend"],
 )

@@ -63,10 +63,10 @@ REWRITES: dict[str, tuple[str, Callable[[Layers, Tensor], Tensor]]] = {
     "subtracted from the constant": ("depthwise", lambda m, x: m.conv(m.beta - x)),
     "alpha, rsub, neg": ("depthwise", lambda m, x: m.conv(-torch.rsub(torch.add(m.beta, x, alpha=3), 2, alpha=0.5))),
     "across pooling": ("depthwise", lambda m, x: F.max_pool2d(m.conv(x).relu(), 2) * m.gamma + m.beta),
-    "no padding": ("reader", lambda m, x: m.valid(_normalize(m, x))),
-    "no padding, groups": ("reader", lambda m, x: m.grouped(_normalize(m, x))),
-    "padding and no offset": ("reader", lambda m, x: m.conv(x / 255 / m.std)),
-    "flattened": ("reader", lambda m, x: m.dense(_normalize(m, x).flatten(1))),
+    "no padding": ("consumer", lambda m, x: m.valid(_normalize(m, x))),
+    "no padding, groups": ("consumer", lambda m, x: m.grouped(_normalize(m, x))),
+    "padding and no offset": ("consumer", lambda m, x: m.conv(x / 255 / m.std)),
+    "flattened": ("consumer", lambda m, x: m.dense(_normalize(m, x).flatten(1))),
     "after a convolution": ("producer", lambda m, x: torch.relu(m.conv(x) * m.gamma + m.beta)),
     "after one without bias": ("producer", lambda m, x: m.valid(x) + m.beta),
     "after a transposed convolution": ("producer", lambda m, x: m.up(x) * m.gamma),
@@ -115,7 +115,7 @@ REFUSALS: dict[str, tuple[str, Callable[[Layers, Tensor], Tensor], Hardware, Qua
     "a divisor of 0": ("divisor", lambda m, x: m.conv(x / (m.std - m.std)), U55, CONFIG),
     "a last dimension": ("dimension 1", lambda m, x: x * m.gamma[:, 0, 0].repeat(2)[:6], U55, CONFIG),
 }
-#: Chains to which an earlier rewrite of the list producer, reader, depthwise does not apply: (rewrite that applies,
+#: Chains to which an earlier rewrite of the list producer, consumer, depthwise does not apply: (rewrite that applies,
 #: part of the reason, function).
 LATER_REWRITES: dict[str, tuple[str, str, Callable[[Layers, Tensor], Tensor]]] = {
     "padding": ("depthwise", "pads with zeros", lambda m, x: m.conv(_normalize(m, x))),

@@ -102,7 +102,7 @@ class Firmware:
             (self._directory / f"payload{number}").write_bytes(payload)
         for number, tensor in enumerate(inputs):
             (self._directory / f"input{number}").write_bytes(tensor.contiguous().numpy().tobytes())
-        (self._directory / "method").write_text("\n".join(self.listing()) + "\n")
+        (self._directory / "method").write_text("\n".join(self.test_script()) + "\n")
         ok, printed = start(self._image, self._directory)
         return Run(ok, printed, tuple(self._outputs()) if ok else ())
 
@@ -116,13 +116,13 @@ class Firmware:
             if isinstance(tensor, TensorValue) and tensor.data_buffer_idx and tensor.allocation_info is None
         }
 
-    def listing(self) -> Iterator[str]:
-        """Yield one line per entry of the listing, in the format of runtime/tests/firmware/firmware.cpp."""
+    def test_script(self) -> Iterator[str]:
+        """Yield one line per entry of the test script, in the format of runtime/tests/firmware/firmware.cpp."""
         yield f"npu {self.npu[0]} {self.npu[1]}"
-        yield from self.method_listing()
+        yield from self.method_entries()
 
-    def method_listing(self) -> Iterator[str]:
-        """Yield the lines of ``listing`` without the NPU."""
+    def method_entries(self) -> Iterator[str]:
+        """Yield the lines of ``test_script`` without the NPU."""
         plan = self.plan
         yield from (_value(value.val) for value in plan.values)
         for number, delegate in enumerate(plan.delegates):

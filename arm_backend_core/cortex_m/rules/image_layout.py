@@ -45,19 +45,19 @@ def to_nhwc_image(cx: KernelContext, x: QuantizedValue, spatial: int) -> Node:
 
 def from_nhwc_image(cx: KernelContext, node: Node, spatial: int) -> QuantizedValue:
     """Convert an image to the result [(N,) C, (D,) (H,) W] of ``cx.node``. In a 3D image, N and D may be merged."""
-    return from_planes(cx, node, _channels_last(cx.node.meta["val"].dim(), spatial))
+    return from_nhwc_image_in_layout(cx, node, _channels_last(cx.node.meta["val"].dim(), spatial))
 
 
-def to_planes(cx: KernelContext, x: QuantizedValue, spatial: int) -> tuple[Node, Layout]:
-    """Convert x [(N,) C, (H,) W] to an image, for an operator that computes each plane [H, W] independently.
+def to_pooling_nhwc_image(cx: KernelContext, x: QuantizedValue, spatial: int) -> tuple[Node, Layout]:
+    """Convert x [(N,) C, (H,) W] to an NHWC image for a pooling, which computes each plane [H, W] independently.
 
-    If the dimensions of a plane are adjacent in the layout of ``x``, the image keeps this layout: the dimensions before
-    the plane become the image's batch, and the dimensions after it become the channels. Otherwise, the image is
-    channels-last. It is channels-last, too, if all channels of ``x`` would become part of the batch, because the
-    kernels are vectorized along the channels.
+    If H and W are adjacent in the layout of ``x``, no element moves. The dimensions before H become the image's batch,
+    and the dimensions after W become its channels. Otherwise, ``x`` is converted to channels-last. It is also converted
+    to channels-last if all channels of ``x`` would become part of the batch, because the kernels are vectorized along
+    the channels.
 
     Returns:
-        The image, and the layout for ``from_planes``.
+        The image, and the layout for ``from_nhwc_image_in_layout``.
     """
     axes, first = tuple(range(x.rank - spatial, x.rank)), x.layout.index(x.rank - spatial)
     before, behind = x.layout[:first], x.layout[first + spatial :]
@@ -69,7 +69,7 @@ def to_planes(cx: KernelContext, x: QuantizedValue, spatial: int) -> tuple[Node,
     return cx.emit.reshape(cx.emit.materialize(x, x.layout), shape), x.layout
 
 
-def from_planes(cx: KernelContext, node: Node, layout: Layout) -> QuantizedValue:
-    """Convert an image to the result [(N,) C, (H,) W] of ``cx.node``; ``layout`` is from ``to_planes``."""
+def from_nhwc_image_in_layout(cx: KernelContext, node: Node, layout: Layout) -> QuantizedValue:
+    """Convert an NHWC image in ``layout`` to the result [(N,) C, (H,) W] of ``cx.node``."""
     shape = cx.node.meta["val"].shape
     return cx.make_result(cx.emit.reshape(node, [shape[axis] for axis in layout]), layout)

@@ -12,7 +12,12 @@ from torch.fx import Node
 from arm_backend_core.cortex_m.fixed_point import quantize_multiplier
 from arm_backend_core.cortex_m.quantized_value import QuantizedValue
 from arm_backend_core.cortex_m.rules.context import KernelContext, rule, single_multiplier
-from arm_backend_core.cortex_m.rules.image_layout import from_planes, spatial_pair, to_height_width, to_planes
+from arm_backend_core.cortex_m.rules.image_layout import (
+    from_nhwc_image_in_layout,
+    spatial_pair,
+    to_height_width,
+    to_pooling_nhwc_image,
+)
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import arguments_of, operator_name
 
@@ -54,12 +59,12 @@ def _average(cx: KernelContext, x: QuantizedValue, window: _Windows) -> Quantize
     is_whole = list(spatial_pair(x.shape, spatial)) == window.kernel
     if is_unpadded and is_whole and not x.q.is_equivalent(cx.result.q):
         return _sum_dimensions(cx, x, list(range(x.rank - spatial, x.rank)), factor)
-    image, layout = to_planes(cx, x, spatial)
+    image, layout = to_pooling_nhwc_image(cx, x, spatial)
     if x.q.is_equivalent(cx.result.q) and is_unpadded:
         node = _average_excluding_padding(cx, x, image, window, False)
     else:
         node = _sum_windows(cx, x, image, window, factor)
-    return cx.clamp(from_planes(cx, node, layout))
+    return cx.clamp(from_nhwc_image_in_layout(cx, node, layout))
 
 
 def _average_excluding_padding(
@@ -106,12 +111,12 @@ def average_pool(cx: KernelContext) -> QuantizedValue:
     excludes_padding = is_partial or (window.pad != [0, 0] and not arguments["count_include_pad"])
     if divisor is None and not excludes_padding:
         return _average(cx, x, window)
-    image, layout = to_planes(cx, x, spatial)
+    image, layout = to_pooling_nhwc_image(cx, x, spatial)
     if divisor is not None:
         node = _sum_windows(cx, x, image, window, 1 / divisor)
     else:
         node = _average_excluding_padding(cx, x, image, window, is_partial)
-    return cx.clamp(from_planes(cx, node, layout))
+    return cx.clamp(from_nhwc_image_in_layout(cx, node, layout))
 
 
 def _has_partial_windows(cx: KernelContext, x: QuantizedValue, window: _Windows) -> bool:
@@ -192,12 +197,12 @@ def maximum_pool(cx: KernelContext) -> QuantizedValue:
     if window == _Windows([1, 1], [1, 1], [0, 0]):
         # A 3D pooling is decomposed to a pooling of planes and a pooling along the depth. One of them may be trivial.
         return cx.clamp(x)
-    (image, layout), pad = to_planes(cx, x, spatial), window.pad
+    (image, layout), pad = to_pooling_nhwc_image(cx, x, spatial), window.pad
     if arguments["ceil_mode"] and _has_partial_windows(cx, x, window):
         image, pad = _pad_for_ceil_mode(cx, image, window), [0, 0]
     limits = (x.zero_point, x.zero_point, cx.result.low, cx.result.high)
     parameters = (window.kernel, window.stride, pad, dilation, False, *limits)
-    return from_planes(cx, cx.emit.call_kernel("quantized_max_pool2d_nhwc", image, *parameters), layout)
+    return from_nhwc_image_in_layout(cx, cx.emit.call_kernel("quantized_max_pool2d_nhwc", image, *parameters), layout)
 
 
 def _pad_for_ceil_mode(cx: KernelContext, image: Node, window: _Windows) -> Node:

@@ -2,10 +2,10 @@
 
 Networks normalize their input, (x / 255 - mean) / std with mean and std [C, 1, 1], freeze batch norms as
 x * scale + shift, and scale a branch by one parameter per channel (layer scale, Touvron et al. 2021). Such a chain is
-one function y = gain[c] * x + offset[c]. If its operators were quantized one by one, each would round, and the
-operators before a division or a residual sum would be int16. The function is folded into the layer that computes x. If
-this is not possible, it is folded into the layer that reads y, or becomes a depthwise 1x1 convolution
-(``aten/layer_affine.py``).
+one function y = gain[c] * x + offset[c]. If its operators were quantized one by one, each would round. In addition, the
+operands of a division, and of a residual sum before a layer norm, would be int16 (``FusionPlan.benefits_from_int16``).
+The function is folded into the layer that computes x. If this is not possible, it is folded into the layer that reads
+y, or becomes a depthwise 1x1 convolution (``aten/layer_affine.py``).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from arm_backend_core.aten.affine_chains import COPIES, AffineChain, find_affine
 from arm_backend_core.aten.constant_folding import Constants
 from arm_backend_core.aten.layer_affine import (
     FOLDED_AFFINE,
-    find_reading_layer,
+    find_consumer_layer,
+    fold_into_consumer,
     fold_into_producer,
-    fold_into_reader,
     insert_depthwise,
 )
 from arm_backend_core.graph_edits import propagate_dropout_metadata
@@ -48,7 +48,7 @@ class RewriteOutcome(NamedTuple):
 
     Attributes:
         last: name of the chain's last operator.
-        rewrite: "producer" (folded into the layer before the chain), "reader" (folded into the layer after it) or
+        rewrite: "producer" (folded into the layer before the chain), "consumer" (folded into the layer after it) or
             "depthwise" (replaced by a depthwise convolution); None if the chain stays.
         reasons: why the rewrites that were tried before ``rewrite`` do not apply, or why the chain stays.
     """
@@ -98,11 +98,15 @@ def _find_int16_paths(module: GraphModule) -> set[Node]:
         if is_sinusoid(node):
             nodes |= {*_trace_back(node)}
         if is_state(node):
-            nodes |= {reader for reader in readers_through(node, _is_arithmetic) if _is_arithmetic(reader)}
+            nodes |= {
+                reader
+                for reader in readers_through(node, _is_univariate_or_movement)
+                if _is_univariate_or_movement(reader)
+            }
     return nodes
 
 
-def _is_arithmetic(node: Node) -> bool:
+def _is_univariate_or_movement(node: Node) -> bool:
     record = find_record(node)
     return record is not None and (record.is_univariate or record.kind is AnnotationKind.SHARED)
 
@@ -111,7 +115,7 @@ def _trace_back(node: Node) -> Iterator[Node]:
     """Yield the elementwise and data movement operators upstream of ``node``, up to layers and inputs."""
     pending = list(node.all_input_nodes)
     for source in pending:  # the loop appends to pending
-        if _is_arithmetic(source):
+        if _is_univariate_or_movement(source):
             yield source
             pending += [x for x in source.all_input_nodes if x not in pending]
 
@@ -132,7 +136,7 @@ class _Rewriter:
             return RewriteOutcome(chain.last.name, None, (reason,))
         rewrites = {
             "producer": self._fold_into_producer,
-            "reader": self._fold_into_reader,
+            "consumer": self._fold_into_consumer,
             "depthwise": self._insert_depthwise,
         }
         for name, rewrite in rewrites.items():
@@ -170,7 +174,7 @@ class _Rewriter:
         if TIMESTEP_SLOT in layer.meta:
             return "the layer before it is part of a recurrent layer"
         if chain.affine.offset is not None and any(FEEDS_DROPOUT in node.meta for node in path):
-            return "a dropout before it does not drop its offset"
+            return "a dropout lies between the layer and it: folded into the layer, its offset would be dropped, too"
         reason = fold_into_producer(self.constants, layer, chain.affine, axis)
         if reason is None:
             folded = layer.meta.get(FOLDED_AFFINE)
@@ -178,8 +182,8 @@ class _Rewriter:
             _replace(chain, chain.source)
         return reason
 
-    def _fold_into_reader(self, chain: AffineChain) -> str | None:
-        match = find_reading_layer(chain.last) if chain.axis == 1 else None
+    def _fold_into_consumer(self, chain: AffineChain) -> str | None:
+        match = find_consumer_layer(chain.last) if chain.axis == 1 else None
         if match is None:
             return "no single layer reads its result"
         layer, _ = match
@@ -191,13 +195,13 @@ class _Rewriter:
             return "int16 activations or 4-bit weights: folding its gains into the weights would lose accuracy"
         if chain.has_parameter:
             return "training changes its gains, and the int8 weights of the layer after it may lose bits"
-        reason = fold_into_reader(self.constants, chain.last, layer, chain.affine)
+        reason = fold_into_consumer(self.constants, chain.last, layer, chain.affine)
         if reason is None:
             _replace(chain, chain.source)
         return reason
 
     def _is_int8(self, chain: AffineChain) -> bool:
-        """Whether activations and weights have 8 bits. Only then may gains be folded into the weights of a reader.
+        """Whether activations and weights have 8 bits. Only then may gains be folded into the weights of a consumer.
 
         Mean SQNR before and after folding, over 16 random networks with a 4x4 convolution of an image:
 
@@ -244,7 +248,11 @@ class _Rewriter:
             return None
         if math.prod(shape[2:]) == 1:
             return "for one pixel, decoding the weights takes more cycles"
-        return "the NPU runs it in one chain with the operator before it" if self.hardware.chains else None
+        return (
+            "the NPU fuses it with the operator before it into one chain, so that it takes few cycles"
+            if self.hardware.chains
+            else None
+        )
 
 
 def _is_beside_convolution(chain: AffineChain) -> bool:
@@ -256,7 +264,7 @@ def _is_beside_convolution(chain: AffineChain) -> bool:
         if record is not None and record.kind is AnnotationKind.CONV and node.target is not aten.linear.default:
             return True
         has_channels = isinstance(value, Tensor) and value.dim() == len(shape) and value.shape[:2] == shape[:2]
-        if has_channels and _is_arithmetic(node) and node.target not in _REORDERS:
+        if has_channels and _is_univariate_or_movement(node) and node.target not in _REORDERS:
             pending += [x for x in (*node.all_input_nodes, *node.users) if x not in pending]
     return False
 

@@ -25,13 +25,16 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class _Norm:
-    """gain * (x - mean) / sqrt(variance + eps) over ``dims``; if not ``is_centered``, mean is 0 (RMS norm)."""
+    """scale * (x - mean) / sqrt(variance + eps) over ``dims``; if not ``is_centered``, mean is 0 (RMS norm).
+
+    ``scale`` is a number. It differs from 1 only if the variance has a correction (Bessel's).
+    """
 
     x: Node
     dims: tuple[int, ...]
     eps: float
     is_centered: bool
-    gain: float = 1.0
+    scale: float = 1.0
 
     def emit(self, node: Node, weight: Node | None) -> Node:
         """Insert the composite operator at ``node``.
@@ -49,7 +52,7 @@ class _Norm:
             y = insert_call(node, aten.rms_norm.default, x, sizes, weight, self.eps)
         if x is not self.x:
             y = insert_call(node, aten.permute.default, y, [order.index(dim) for dim in range(rank)])
-        return y if self.gain == 1.0 else insert_call(node, aten.mul.Scalar, y, self.gain)
+        return y if self.scale == 1.0 else insert_call(node, aten.mul.Scalar, y, self.scale)
 
 
 def fuse_log_softmax(module: GraphModule) -> None:
@@ -67,9 +70,9 @@ def fuse_norms(module: GraphModule, algorithms: Collection[str]) -> None:
     """Replace decomposed norms, including a following multiplication by a constant weight.
 
     Args:
-        algorithms: "fused_norms" enables layer norms, "fused_rms_norms" RMS norms.
+        algorithms: names of algorithms. "fused_norms" enables layer norms only, "fused_rms_norms" RMS norms only.
     """
-    _sink_gains(module)
+    _move_weights_after_division(module)
     norms = {node: norm for node in module.graph.nodes if (norm := _match_norm(node)) is not None}
     norms = {
         node: norm
@@ -88,7 +91,7 @@ def fuse_norms(module: GraphModule, algorithms: Collection[str]) -> None:
     eliminate_dead_code(module.graph)
 
 
-def _sink_gains(module: GraphModule) -> None:
+def _move_weights_after_division(module: GraphModule) -> None:
     """Rewrite weight * (x - mean) / sqrt(y) as (x - mean) / sqrt(y) * weight."""
     constants = constant_nodes(module.graph)
     for node in module.graph.find_nodes(op="call_function", target=aten.div.Tensor):
@@ -140,7 +143,7 @@ def _match_quotients(node: Node) -> Iterator[tuple[Node, Node]]:
 def _match_numerator(x: Node, variance: Node, eps: float) -> _Norm | None:
     """Match the norm ``x`` / sqrt(``variance`` + ``eps``).
 
-    In an RMS norm, ``x`` is the normalized tensor. In a layer norm, ``x`` is this tensor minus its mean.
+    In an RMS norm, ``x`` is the input of the norm. In a layer norm, ``x`` is the input minus its mean.
     """
     source, centered_dims = _match_centered(x)
     if variance.target is aten.mean.dim:
@@ -224,7 +227,7 @@ def _match_centered(x: Node) -> tuple[Node, tuple[int, ...] | None]:
 def _match_weight(node: Node, norm: _Norm, constants: Collection[Node]) -> tuple[Node, Node | None]:
     """Match a multiplication of the norm's result by a constant weight; return the last node and the weight, if any."""
     shape = norm.x.meta["val"].shape
-    if norm.dims != (len(shape) - 1,) or norm.gain != 1.0:
+    if norm.dims != (len(shape) - 1,) or norm.scale != 1.0:
         return node, None
     end = node
     while len(end.users) == 1 and _is_cast(next(iter(end.users))):

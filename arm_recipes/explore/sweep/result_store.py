@@ -92,7 +92,10 @@ class ResultStore:
             self._write(f"{key}{_OUTPUTS_SUFFIX}", buffer.getvalue())
 
     def _write(self, name: str, data: bytes) -> None:
-        """Write a file. If that fails, for example because the disk is full, warn once: results are not lost."""
+        """Write a file. If this fails, for example because the disk is full, only warn, once for this store.
+
+        The caller still has the result. It is only not cached.
+        """
         if self._folder is None:
             return
         try:

@@ -44,7 +44,8 @@ extern const uint8_t arm_model_pte[ARM_MODEL_PTE_SIZE];
 
 /* The data file (model.ptd) with command streams or weights outside the program, if the recipe has the option external;
  * else its size is 0. Like the program, it is aligned to 16 bytes@READER@. Its section may
- * be in another memory. An update replaces it together with the program: they refer to each other by checksums. */
+ * be in another memory. Always replace the data file and the program together: the program contains checksums of the
+ * data file. */
 #define ARM_MODEL_PTD_SIZE @PTD_SIZE@u
 #define ARM_MODEL_PTD_CRC32 @PTD_CRC32@u
 #ifndef ARM_MODEL_PTD_SECTION

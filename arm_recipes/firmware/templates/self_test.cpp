@@ -155,8 +155,8 @@ bool load(const Program& program, const executorch::runtime::NamedDataMap* data,
   return true;
 }
 
-// Whether an output has the expected bytes or, for float32, the expected values within ARM_MODEL_FLOAT_TOLERANCE. An
-// expected infinity or NaN must be exact, because its tolerance would be infinite.
+// Whether an output has the expected bytes or, for float32, the expected values within ARM_MODEL_FLOAT_TOLERANCE. The
+// tolerance of an infinity would be infinite, so an expected infinity must be equal. An expected NaN must be a NaN.
 bool is_close(const arm_model_tensor& tensor, const uint8_t* actual, const uint8_t* expected) {
   if (std::memcmp(actual, expected, tensor.bytes) == 0) {
     return true;
@@ -178,7 +178,7 @@ bool is_close(const arm_model_tensor& tensor, const uint8_t* actual, const uint8
   return true;
 }
 
-// Sum of the NPU's cycles in the current case. The flag is false if the driver does not count them.
+// Sum of the NPU's cycles in the current case. If the driver does not count cycles, npu_counted stays false.
 uint64_t npu_cycles = 0;
 bool npu_counted = false;
 

@@ -35,12 +35,12 @@ constexpr uint32_t kNotPlanned = UINT32_MAX;
 // State of a loaded delegate. The runtime's allocator owns its memory.
 struct Delegate {
   EthosUPayload payload;
-  FastScratch fast_scratch;
-  uint32_t scratch_argument;  // index of an argument in the scratch in planned memory, or kNotPlanned
+  FastScratchSize fast_scratch;
+  uint32_t scratch_argument;  // index of an argument that is in the scratch in planned memory, or kNotPlanned
   FreeableBuffer weights;     // external weights; empty if the payload contains the weights
   FreeableBuffer* commands;   // external commands, allocated like this object; null if the payload contains them
 };
-static_assert(sizeof(Delegate) == EthosUBackend::kLoadedBytes && alignof(Delegate) == 8);
+static_assert(sizeof(Delegate) == EthosUBackend::kMethodAllocatorBytes && alignof(Delegate) == 8);
 
 class ExecuteHooks {
  public:
@@ -50,8 +50,8 @@ class ExecuteHooks {
   ExecuteHooks& operator=(const ExecuteHooks&) = delete;
 };
 
-// Checks that this backend can execute a valid payload. Regions need no check: in COP1 streams, inputs and outputs are
-// in the scratch.
+// Checks that this backend can execute a valid payload. The regions of inputs and outputs need no check: the inputs and
+// outputs of COP1 streams are in the scratch.
 Error check_executable(const EthosUPayload& payload) {
   if (!payload.aligned) {
     ARM_RUNTIME_LOG(Error,
@@ -116,7 +116,7 @@ Error check_argument(const EValue* value, const PayloadTensor& expected, const c
   return Error::Ok;
 }
 
-// Tensor of the payload for an argument: inputs, then outputs.
+// Returns the payload's tensor for an argument. Arguments are the inputs, then the outputs.
 PayloadTensor tensor_of(const EthosUPayload& payload, uint32_t argument) {
   const uint32_t inputs = payload.inputs.count();
   return argument < inputs ? payload.inputs.at(argument) : payload.outputs.at(argument - inputs);
@@ -202,7 +202,7 @@ Error run_and_measure(const Delegate& delegate, uint8_t* scratch, EventTracer* t
 }
 
 // Reads the size of the fast scratch from the compile specs and checks that it is available.
-Error read_fast_scratch(const EthosUPayload& payload, ArrayRef<CompileSpec> specs, FastScratch* fast_scratch) {
+Error read_fast_scratch(const EthosUPayload& payload, ArrayRef<CompileSpec> specs, FastScratchSize* fast_scratch) {
   CompileSpecNumber size;
   const Error error = read_spec_number(ARM_RUNTIME_BACKEND_ID, specs, kFastScratchSpec, &size);
   if (error != Error::Ok) {
@@ -253,7 +253,7 @@ Result<DelegateHandle*> EthosUBackend::init(BackendInitContext& context, Freeabl
   }
   EthosUPayload payload;
   error = read_payload(*data, processed->size(), {view_of(*commands), view_of(*weights)}, &payload);
-  FastScratch fast_scratch;
+  FastScratchSize fast_scratch;
   uint32_t scratch_argument = kNotPlanned;
   if (error == Error::Ok) {
     error = read_fast_scratch(payload, compile_specs, &fast_scratch);

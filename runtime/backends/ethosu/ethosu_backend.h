@@ -11,8 +11,8 @@ extern "C" {
 // The defaults are weak: no fast scratch, and hooks that do nothing.
 
 // Fast scratch: SRAM in which programs of a Dedicated_Sram memory mode keep activations, and its size in bytes. The
-// backend uses the whole cache lines of 32 bytes in it. If ethosu_init() was called with fast memory, the driver uses
-// that memory instead.
+// backend uses only complete cache lines of 32 bytes. A partial line at the start or end stays unused. If ethosu_init()
+// was called with fast memory, the driver uses that memory instead.
 extern unsigned char* ethosu_fast_scratch;
 extern size_t ethosu_fast_scratch_size;
 // Called before and after every execution, including failed ones, for example to read cycle counters.
@@ -34,24 +34,24 @@ namespace arm_runtime {
 // While the method is loaded, the payload must stay at its address, a multiple of 16 bytes that the NPU can reach. The
 // same holds for external commands and weights, which are named data of the program or of its .ptd. Loading cleans the
 // data cache for all of them. With the compile spec planned_scratch_argument, the scratch memory of the payload is a
-// part of the first planned memory, which must start at a multiple of 32 bytes. Inputs and outputs that the memory plan
-// places where the payload expects them in the scratch are not copied. Without this compile spec, each execution
-// allocates the scratch, in whole cache lines of 32 bytes, from the method's temp allocator, and copies inputs into it
-// and outputs out of it. The scratch must be in memory that the NPU can write. A method runs one execution at a time;
-// executions of different methods wait in the driver for a free NPU.
+// part of the first planned memory, which must start at a multiple of 32 bytes. If the memory plan places an input or
+// output at its offset in the scratch, the backend does not copy it. Without this compile spec, each execution
+// allocates the scratch, in whole cache lines of 32 bytes, from the method's temp allocator. It copies inputs into the
+// scratch and outputs out of it. The scratch must be in memory that the NPU can write. A method runs one execution at a
+// time. Executions of different methods wait in the driver for a free NPU.
 class EthosUBackend final : public BackendInterface {
  public:
-  // Bytes of the method allocator that loading a payload uses, aligned to 8. External commands need a FreeableBuffer
-  // in addition.
-  static constexpr size_t kLoadedBytes = sizeof(void*) == 4 ? 128 : 168;
+  // Bytes that each delegate takes from the method allocator, aligned to 8. A delegate with external commands takes a
+  // FreeableBuffer in addition.
+  static constexpr size_t kMethodAllocatorBytes = sizeof(void*) == 4 ? 128 : 168;
 
   bool is_available() const override { return true; }
 
-  // Errors: InvalidProgram if the payload is damaged, differs from its compile spec payload_crc32 or is not aligned, if
-  // an external block is missing or damaged, or if a compile spec is invalid; DelegateInvalidCompatibility if the
-  // payload was compiled for another driver; MemoryAllocationFailed, also if there is less fast scratch than the
-  // compile spec fast_scratch_size states. Programs of other exporters lack that spec, so their fast scratch is not
-  // checked.
+  // Errors: InvalidProgram if the payload is damaged or not aligned, if its CRC-32 is not that of its compile spec
+  // payload_crc32, if external commands or weights are missing or damaged, or if a compile spec is invalid;
+  // DelegateInvalidCompatibility if the payload was compiled for another driver; MemoryAllocationFailed if the method
+  // allocator is too small, or if there is less fast scratch than the compile spec fast_scratch_size states. Programs
+  // of other exporters lack that spec, so their fast scratch is not checked.
   Result<DelegateHandle*> init(BackendInitContext& context, FreeableBuffer* processed,
                                ArrayRef<CompileSpec> compile_specs) const override;
 

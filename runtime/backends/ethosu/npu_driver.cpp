@@ -45,7 +45,7 @@ constexpr int kBaseCount = 3;
 
 uint64_t address(const void* pointer) { return static_cast<uint64_t>(reinterpret_cast<uintptr_t>(pointer)); }
 
-// Reserves a driver during its lifetime. get() is null if no NPU of the program's kind was initialized.
+// Reserves a driver during this object's lifetime. get() is null if no NPU of the program's kind was initialized.
 class ReservedDriver {
  public:
   explicit ReservedDriver(const EthosUPayload& payload)
@@ -67,7 +67,8 @@ class ReservedDriver {
   ethosu_driver* driver_;
 };
 
-// Counts the NPU's cycles during its lifetime. The counters keep the NPU powered, so that they can be read after a run.
+// Counts the NPU's cycles during this object's lifetime. Enabled counters keep the NPU powered. Without power, the
+// counters would lose their values at the end of a run.
 class CycleCounter {
  public:
   CycleCounter(ethosu_driver* driver, uint64_t* cycles) : driver_(driver), cycles_(counts() ? cycles : nullptr) {
@@ -98,7 +99,7 @@ class CycleCounter {
   uint64_t* cycles_;
 };
 
-// The whole cache lines in the firmware's buffer.
+// The complete cache lines in the firmware's buffer ethosu_fast_scratch.
 struct FirmwareMemory {
   unsigned char* data = nullptr;
   size_t size = 0;
@@ -112,14 +113,14 @@ FirmwareMemory firmware_memory() {
   return {ethosu_fast_scratch + skipped, (ethosu_fast_scratch_size - skipped) / kCacheLine * kCacheLine};
 }
 
-// Whether the firmware's buffer or the memory given to ethosu_init() is large enough. The driver prefers its own memory
-// even if it is too small; ethosu_invoke_v3() then fails.
-bool has_fast_scratch(const ethosu_driver* driver, const FastScratch& needed) {
+// Whether the firmware's buffer or the memory given to ethosu_init() is large enough. The driver uses the memory given
+// to ethosu_init() even if only the firmware's buffer is large enough. Then, ethosu_invoke_v3() fails.
+bool has_fast_scratch(const ethosu_driver* driver, const FastScratchSize& needed) {
   return round_up_to_cache_lines(needed.size) <= firmware_memory().size ||
          (driver != nullptr && driver->fast_memory != 0 && needed.size <= driver->fast_memory_size);
 }
 
-Error report_missing_fast_scratch(const ethosu_driver* driver, const FastScratch& needed) {
+Error report_missing_fast_scratch(const ethosu_driver* driver, const FastScratchSize& needed) {
   const bool has_driver_memory = driver != nullptr && driver->fast_memory != 0;
   ARM_RUNTIME_LOG(Error,
                   "the program needs %lu bytes of fast scratch, and there are %lu: set "
@@ -132,7 +133,7 @@ Error report_missing_fast_scratch(const ethosu_driver* driver, const FastScratch
   return Error::MemoryAllocationFailed;
 }
 
-// Reports that the program was compiled for another NPU. The registers contain the MACs, not the product.
+// Reports that the program was compiled for another NPU. The NPU's registers state its MACs, but not its product.
 Error report_other_npu(const EthosUPayload& payload, const ethosu_hw_info& hardware) {
   ARM_RUNTIME_LOG(Error,
                   "the program was compiled for Ethos-U%lu-%lu, and the NPU has %lu multiply-accumulates a "
@@ -179,7 +180,7 @@ void clean_cache(const void* data, size_t size) {
   clean_lines(&ethosu_flush_dcache, start - before, round_up_to_cache_lines(before + size));
 }
 
-Error check_fast_scratch(const EthosUPayload& payload, const FastScratch& needed) {
+Error check_fast_scratch(const EthosUPayload& payload, const FastScratchSize& needed) {
   if (has_fast_scratch(nullptr, needed)) {
     return Error::Ok;
   }
@@ -187,7 +188,8 @@ Error check_fast_scratch(const EthosUPayload& payload, const FastScratch& needed
   return has_fast_scratch(driver.get(), needed) ? Error::Ok : report_missing_fast_scratch(driver.get(), needed);
 }
 
-Error run_on_npu(const EthosUPayload& payload, const FastScratch& fast_scratch, uint8_t* scratch, uint64_t* cycles) {
+Error run_on_npu(const EthosUPayload& payload, const FastScratchSize& fast_scratch, uint8_t* scratch,
+                 uint64_t* cycles) {
   const ReservedDriver reserved(payload);
   ethosu_driver* driver = reserved.get();
   if (driver == nullptr) {
@@ -199,8 +201,9 @@ Error run_on_npu(const EthosUPayload& payload, const FastScratch& fast_scratch, 
   }
   const FirmwareMemory memory = firmware_memory();
   const bool has_driver_memory = driver->fast_memory != 0;
-  // If the driver has its own fast memory, it checks that the third size is not larger, and replaces the third base.
-  // Pass 0 if the size is unknown.
+  // If ethosu_init() was called with fast memory, the driver replaces the third base by the address of that memory. It
+  // fails if the third size is larger than that memory. If the needed size is unknown, pass 0, so that it does not
+  // fail.
   uint64_t bases[kBaseCount] = {address(payload.weights.data), address(scratch), address(memory.data)};
   const size_t sizes[kBaseCount] = {payload.weights.size, round_up_to_cache_lines(payload.scratch_size),
                                     fast_scratch.known  ? fast_scratch.size

@@ -87,7 +87,7 @@ Error catch_exceptions(const char* doing, const Options& options, const Work& wo
   return Error::AccessFailed;
 }
 
-// Reads a compile spec of exactly the size of `value`, in the byte order of the machine, as exporters write it.
+// Reads the value of a compile spec, which must have the size of `value`. Its byte order is the machine's.
 template <typename T>
 Error read_value(const CompileSpec& spec, const char* type, T* value) {
   if (spec.value.buffer == nullptr || spec.value.nbytes != sizeof(T)) {
@@ -103,8 +103,8 @@ Error read_event(const CompileSpec& spec, Events* events) {
   char* end = nullptr;
   const unsigned long index = std::strtoul(number, &end, 10);
   if (*number < '0' || *number > '9' || *end != '\0' || index >= events->size()) {
-    ARM_RUNTIME_LOG(Error, "compile spec %s; the counters of an inference are %s0 to %s%zu", spec.key, kEventSpec,
-                    kEventSpec, events->size() - 1);
+    ARM_RUNTIME_LOG(Error, "compile spec %s names no counter; the counters of an inference are %s0 to %s%zu", spec.key,
+                    kEventSpec, kEventSpec, events->size() - 1);
     return Error::InvalidArgument;
   }
   return read_value(spec, "a uint32", &(*events)[index]);
@@ -159,7 +159,7 @@ struct TensorSlot {
 
 // The tensors of one region, in a single buffer. The kernel driver uses the address of the first input (output) buffer
 // as the address of the region, and expects the other buffers behind it. Vela may order tensors differently from the
-// program, so separate buffers could be swapped.
+// program. With one buffer for each tensor, tensors could therefore have wrong addresses.
 struct IoRegion {
   const char* name;
   Region region;
@@ -251,7 +251,8 @@ Error assign_slots(const PayloadTensors& tensors, IoRegion* side) {
   return Error::Ok;
 }
 
-// Checks the device. The kernel also refuses a stream for another configuration, but only reports EINVAL.
+// Checks that the device is an NPU in Direct Drive, with the number of MACs for which the payload was compiled. The
+// kernel driver also refuses a stream for another configuration, but reports only EINVAL.
 Error check_device(const Options& options, const EthosU::Device& device, const EthosUPayload& payload) {
   const auto configuration = device.capabilities().hwCfg;
   if (configuration.type != EthosU::HardwareConfiguration::DeviceType::DIRECT) {
@@ -309,7 +310,8 @@ Error prepare(const BackendInitContext& context, const FreeableBuffer& processed
   return Error::Ok;
 }
 
-// Returns true on timeout. The library reports a signal that interrupts its ppoll() as a failure.
+// Waits for the end of an inference. Returns true on timeout. If a signal interrupts the library's ppoll(), the library
+// throws an exception. Then, the wait continues for the remaining time.
 bool wait_for(const EthosU::Inference& inference, int64_t timeout_ns) {
   const auto start = std::chrono::steady_clock::now();
   for (int64_t left = timeout_ns; left > 0;) {
@@ -428,7 +430,7 @@ void report_counters(const EthosU::Inference& inference, const Options& options,
   }
 }
 
-// Runs an inference. An Inference object starts at construction and cannot be restarted.
+// Runs an inference. The constructor of an Inference object starts the inference. The object cannot be reused.
 Error run(Delegate& delegate, EventTracer* tracer) {
   TraceScope scope(tracer, "EthosUBackend npu");
   const bool counts_cycles = delegate.options.counts_cycles.value_or(is_tracing(tracer));
@@ -437,7 +439,7 @@ Error run(Delegate& delegate, EventTracer* tracer) {
                             delegate.outputs.buffers.begin(), delegate.outputs.buffers.end(), delegate.intermediate,
                             delegate.constants, delegate.options.events, counts_cycles));
   if (wait_for(*inference, delegate.options.timeout_ns)) {
-    // Destroying the inference removes it from the driver's queue, or resets the NPU if it runs.
+    // Destroying the inference removes it from the driver's queue. If the inference is running, the NPU is reset.
     ARM_RUNTIME_LOG(Error,
                     "no result from %s after %" PRId64 " ms, waiting for the NPU included; set a longer time with %s",
                     delegate.options.device.c_str(), delegate.options.timeout_ns / 1'000'000, kTimeoutVariable);

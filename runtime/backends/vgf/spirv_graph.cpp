@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parser of the tensor interface of a SPIR-V graph. Numbers are those of the SPIR-V specification with
-// SPV_ARM_tensors, SPV_ARM_graph and SPV_EXT_replicated_composites.
+// Parser of the tensor interface of a SPIR-V graph. The numbers of opcodes and decorations are those of the SPIR-V
+// specification with SPV_ARM_tensors, SPV_ARM_graph and SPV_EXT_replicated_composites.
 #include "backends/vgf/spirv_graph.h"
 
 #include <cstring>
@@ -58,10 +58,11 @@ struct Decorations {
   bool has_binding = false;
 };
 
-// Layout of an instruction that defines an id: the minimum number of words, the index of the word with the id, and the
-// kind of the definition. Of instructions without a layout, only entry points and decorations are read.
+// Kind of a definition. kNone: the id is not defined. kValue: a value of the graph, such as the result of an operation.
 enum class Kind : uint8_t { kNone, kType, kConstant, kValue, kOther };
 
+// Layout of an instruction that defines an id: the minimum number of words, the index of the word with the id, and the
+// kind of the definition. Of instructions without a layout, only entry points and decorations are read.
 struct Layout {
   Opcode opcode;
   uint32_t min_words;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reads the interface of a SPIR-V graph module, to check a VGF file against its modules.
 //
-// Vulkan drivers may trust SPIR-V and its descriptors. If the tables of a damaged payload disagreed with its module,
-// the driver could access memory beyond the tensors.
+// A Vulkan driver need not check a SPIR-V module or the tensors that descriptors bind to it. If the tables of a damaged
+// payload disagreed with its module, the driver could access memory beyond the tensors.
 #pragma once
 
 #include <cstddef>
@@ -42,8 +42,8 @@ struct SpirvGraph {
 ///
 /// Returns null on success, otherwise the reason why the module is damaged. Checks the lengths of all instructions,
 /// that constants and graph operations refer to definitions of the right kind, and the types of the graph's inputs,
-/// outputs and constants. The driver must check the number and the types of an operation's operands, and the operands
-/// of OpCompositeConstruct and OpCompositeExtract.
+/// outputs and constants. Does not check the number and the types of an operation's operands, nor the operands of
+/// OpCompositeConstruct and OpCompositeExtract: these checks are left to the Vulkan driver.
 const char* read_spirv_graph(const uint32_t* words, size_t word_count, std::string_view name, SpirvGraph* graph);
 
 }  // namespace arm_runtime

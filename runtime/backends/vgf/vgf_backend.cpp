@@ -19,10 +19,10 @@ namespace arm_runtime {
 
 namespace {
 
-// Whether the element type of a tensor fits an input or output of the graph. uint8 tensors fit int8 inputs and outputs:
-// TOSA has no unsigned types, so the export gives a uint8 tensor the type int8, and an operator of the graph interprets
-// its bits.
-bool has_elements_of(const Tensor& tensor, const VgfProgram::Port& port) {
+// Whether the element type of a tensor fits an input or output of the graph. A uint8 tensor fits an int8 input or
+// output: TOSA has no unsigned types, so the export declares uint8 tensors as int8. Operators of the graph interpret
+// the bits of these tensors as uint8.
+bool has_matching_type(const Tensor& tensor, const VgfProgram::Port& port) {
   return tensor.scalar_type() == port.scalar_type ||
          (tensor.scalar_type() == ScalarType::Byte && port.scalar_type == ScalarType::Char);
 }
@@ -33,7 +33,7 @@ Error check_argument(const EValue& value, const VgfProgram::Port& port, const ch
     return Error::InvalidArgument;
   }
   const Tensor& tensor = value.toTensor();
-  if (!has_elements_of(tensor, port)) {
+  if (!has_matching_type(tensor, port)) {
     ARM_RUNTIME_LOG(Error, "%s %zu has elements of type %d, the model was exported with %d (ScalarType)", side, index,
                     static_cast<int>(tensor.scalar_type()), static_cast<int>(port.scalar_type));
     return Error::InvalidArgument;

@@ -18,7 +18,7 @@ namespace vgflib = mlsdk::vgflib;
 
 namespace {
 
-// Constant records contain 64-bit numbers that libvgf reads in place.
+// Alignment of the payload. libvgf reads the 64-bit numbers of constant records in place.
 constexpr uintptr_t kAlignment = 8;
 constexpr int32_t kTensorDescriptor = static_cast<int32_t>(VK_DESCRIPTOR_TYPE_TENSOR_ARM);
 

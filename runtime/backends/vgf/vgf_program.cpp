@@ -143,7 +143,7 @@ Error VgfProgram::make_tensors(const VgfFile& file) {
       required = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT;
       preferred |= VK_MEMORY_PROPERTY_HOST_COHERENT_BIT;
     }
-    if (is_output) {  // the CPU reads it; uncached memory is slow
+    if (is_output) {  // the CPU reads outputs, and reads of uncached memory are slow
       preferred = VK_MEMORY_PROPERTY_HOST_CACHED_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT;
     }
     const Error error = make_tensor(file.tensors[index], index, required, preferred);

@@ -20,12 +20,12 @@ class VgfProgram {
   VgfProgram& operator=(const VgfProgram&) = delete;
   ~VgfProgram();
 
-  /// Creates all objects that running `file` needs. Afterwards, neither `file` nor its payload is needed. Called once;
-  /// the destructor also frees the objects of a failed call. Returns NotSupported if a tensor exceeds the
-  /// device's limits, and the corresponding error if a Vulkan function fails.
+  /// Creates all objects that running `file` needs. Afterwards, neither `file` nor its payload is needed. Call this
+  /// function once. The destructor also frees the objects of a failed call. Returns NotSupported if a tensor exceeds
+  /// the device's limits, and the corresponding error if a Vulkan function fails.
   Error prepare(const VgfFile& file);
 
-  /// An input or output. `mapped` is its memory on the device.
+  /// An input or output. `mapped` is the address at which the CPU accesses its memory on the device.
   struct Port {
     ScalarType scalar_type;
     size_t nbytes;

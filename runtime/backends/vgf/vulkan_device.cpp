@@ -25,7 +25,8 @@ constexpr const char* kEmulationLayers[] = {"VK_LAYER_ML_Graph_Emulation", "VK_L
 
 constexpr const char* kRequiredExtensions[] = {VK_ARM_TENSORS_EXTENSION_NAME, VK_ARM_DATA_GRAPH_EXTENSION_NAME};
 
-// Extensions that VK_ARM_data_graph needs below Vulkan 1.4, and those that the converter's SPIR-V may declare.
+// Extensions that VK_ARM_data_graph needs below Vulkan 1.4, and those that SPIR-V of the ML SDK model converter may
+// declare.
 constexpr const char* kOptionalExtensions[] = {
     VK_KHR_MAINTENANCE_5_EXTENSION_NAME, VK_KHR_DEFERRED_HOST_OPERATIONS_EXTENSION_NAME,
     VK_ARM_DATA_GRAPH_INSTRUCTION_SET_TOSA_EXTENSION_NAME, VK_EXT_SHADER_REPLICATED_COMPOSITES_EXTENSION_NAME};
@@ -40,7 +41,7 @@ struct SharedState {
   bool has_application_device = false;
   VulkanHandles application{};
   std::weak_ptr<VulkanDevice> current;
-  // Data of the previous device's pipeline cache. A driver ignores data whose header is not its own.
+  // Data of the previous device's pipeline cache. A Vulkan driver ignores data with the header of another driver.
   std::vector<char> pipelines;
 };
 
@@ -50,8 +51,8 @@ SharedState& shared_state() {
   return *instance;
 }
 
-// Reads a pipeline cache file: the data, then their CRC-32. The CRC-32 is needed, because drivers check that a cache is
-// their own, but not that it is intact.
+// Reads a pipeline cache file: the data, then their CRC-32. The CRC-32 is needed, because a Vulkan driver checks only
+// the header of the data, not that the data are intact.
 std::vector<char> read_cache_file(const char* path) {
   std::ifstream file(path, std::ios::binary);
   std::vector<char> data{std::istreambuf_iterator<char>(file), {}};
@@ -109,8 +110,9 @@ struct Features {
     return tensor.tensors && graph.dataGraph && graph.dataGraphShaderModule && core13.synchronization2;
   }
 
-  // Enables the extensions' features, and the number formats that a driver, or the emulation layer with its compute
-  // shaders, may need in graphs. All others stay off, because they may cost speed.
+  // Enables the features of the extensions, and the number formats that graphs may need. (A driver needs them in
+  // graphs, the emulation layer in the compute shaders that replace graphs.) All other features stay off, because they
+  // may cost speed.
   void enable(const Features& supported) {
     core.features.shaderInt16 = supported.core.features.shaderInt16;
     core.features.shaderInt64 = supported.core.features.shaderInt64;
@@ -162,7 +164,7 @@ bool has_required_extensions(const std::vector<VkExtensionProperties>& extension
   return true;
 }
 
-// Whether a queue family executes SPIR-V graphs. VK_QUEUE_DATA_GRAPH_BIT_ARM does not say this: families of other data
+// Whether a queue family executes SPIR-V graphs. VK_QUEUE_DATA_GRAPH_BIT_ARM is not sufficient: families of other data
 // graph engines have this bit, too.
 bool runs_spirv_graphs(PFN_vkGetPhysicalDeviceQueueFamilyDataGraphPropertiesARM query, VkPhysicalDevice device,
                        uint32_t family) {

@@ -26,8 +26,8 @@ struct VulkanHandles {
   std::mutex* queue_mutex;
 };
 
-/// Sets the device of programs that are loaded from now on: the application's, or, for null, a device that the backend
-/// creates. The handles are copied. The objects to which they refer must outlive the programs.
+/// Sets the device of programs that are loaded from now on: the application's device, or, if `handles` is null, a
+/// device that the backend creates. The handles are copied. The objects to which they refer must outlive the programs.
 ///
 /// Returns InvalidArgument if a handle is null.
 Error set_vulkan_device(const VulkanHandles* handles);

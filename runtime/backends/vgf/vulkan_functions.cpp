@@ -41,7 +41,7 @@ const char* result_name(VkResult result) {
     ARM_RUNTIME_CASE(VK_ERROR_UNKNOWN)
 #undef ARM_RUNTIME_CASE
     default:
-      return "a VkResult without a name here";
+      return "an unknown VkResult";
   }
 }
 

@@ -91,7 +91,7 @@ struct VulkanFunctions {
   /// function's name in the log, if one is missing.
   Error load_instance(VkInstance instance);
 
-  /// Loads the functions of `device`, after those of its instance. Errors as load_instance.
+  /// Loads the functions of `device`, after those of its instance. Returns the errors of load_instance.
   Error load_device(VkDevice device);
 };
 

@@ -48,7 +48,7 @@ void check(bool holds, int line, const char* condition) {
   }
 }
 
-void keep_log(et_timestamp_t, et_pal_log_level_t, const char*, const char*, size_t, const char* message, size_t) {
+void record_log(et_timestamp_t, et_pal_log_level_t, const char*, const char*, size_t, const char* message, size_t) {
   logged += message;
   logged += '\n';
 }
@@ -87,8 +87,8 @@ class GuardedMemory {
   std::unique_ptr<uint8_t, FreeDeleter> memory_;
 };
 
-// Bytes at a multiple of kNpuAlignment plus `misalignment`. They end with their heap block, so that sanitizers report
-// reads beyond their end.
+// Bytes at a multiple of kNpuAlignment plus `misalignment`. The last byte is the last of its heap block, so that
+// sanitizers report reads beyond it.
 class Bytes {
  public:
   Bytes(const std::string& content, size_t misalignment = 0)
@@ -185,7 +185,7 @@ class Loaded {
   Argument& output(size_t i) { return *arguments_[payload_.inputs.count() + i]; }
   std::vector<EValue*>& values() { return values_; }
 
-  // Allocates `size` bytes after the first cache line boundary.
+  // Allocates memory for the temp allocator, with `size` bytes after its first cache line boundary.
   void set_scratch(size_t size) { scratch_ = std::make_unique<GuardedMemory>(size + kCacheLine - kMisalignment); }
   RecordingTracer* tracer = nullptr;
   const NamedDataMap* named_data = nullptr;
@@ -301,7 +301,7 @@ std::string externalize_block(const std::string& payload, const char* block_name
   return payload.substr(0, at) + block + payload.substr(at + 32 + (size + 15) / 16 * 16);
 }
 
-void finds_weights_that_methods_share(const Files& files) {
+void loads_external_weights(const Files& files) {
   std::string weights;
   const std::string name(kNamedDataKeySize, 'w');
   const std::string payload = externalize_block(files.payload, "weight_data", name, &weights);
@@ -328,7 +328,7 @@ void finds_weights_that_methods_share(const Files& files) {
   CHECK(logs("the weight data of") && there.freed() == 2);
 }
 
-void finds_commands_outside_the_program(const Files& files) {
+void loads_external_commands(const Files& files) {
   std::string commands;
   const std::string name(kNamedDataKeySize, 'c');
   const std::string payload = externalize_block(files.payload, "cmd_data", name, &commands);
@@ -337,7 +337,8 @@ void finds_commands_outside_the_program(const Files& files) {
     Loaded loaded(payload, 0, {{there.data(), there.size()}, {}});
     loaded.named_data = &there;
     // One byte less than the program and its FreeableBuffer need.
-    CHECK(loaded.init(EthosUBackend::kLoadedBytes + sizeof(FreeableBuffer) - 1) == Error::MemoryAllocationFailed);
+    CHECK(loaded.init(EthosUBackend::kMethodAllocatorBytes + sizeof(FreeableBuffer) - 1) ==
+          Error::MemoryAllocationFailed);
     CHECK(logs("bytes for the program from the method allocator") && there.freed() == 1);
     CHECK(loaded.init() == Error::Ok && loaded.execute() == Error::Ok);
     CHECK(fake_driver.commands == there.data());
@@ -355,7 +356,8 @@ void finds_commands_outside_the_program(const Files& files) {
   CHECK(logs("the command stream of"));
 }
 
-// Sets the firmware's fast scratch during its lifetime. The buffer starts `offset` bytes after a cache line boundary.
+// Sets the firmware's fast scratch during this object's lifetime. The buffer starts `offset` bytes after a cache line
+// boundary.
 class FirmwareScratch {
  public:
   explicit FirmwareScratch(size_t size, size_t offset = 0) {
@@ -384,12 +386,12 @@ class FastScratchSpec {
   uint8_t bytes_[4];
 };
 
-void gives_the_fast_scratch_of_the_firmware(const Files& files) {
-  FastScratchSpec spills(80);
+void passes_fast_scratch_of_firmware(const Files& files) {
+  FastScratchSpec needed(80);
   for (const size_t offset : {0, 16}) {  // bytes before the first whole cache line are not used
     FirmwareScratch firmware(128, offset);
     Loaded loaded(files.payload);
-    CHECK(loaded.init(256, {spills.spec()}) == Error::Ok && loaded.execute() == Error::Ok);
+    CHECK(loaded.init(256, {needed.spec()}) == Error::Ok && loaded.execute() == Error::Ok);
     CHECK(fake_driver.bases[2] == firmware.data() + (offset == 0 ? 0 : kCacheLine));
     CHECK(fake_driver.sizes[2] == 80 && fake_driver.violations.empty());
   }
@@ -400,8 +402,8 @@ void gives_the_fast_scratch_of_the_firmware(const Files& files) {
   CHECK(fake_driver.bases.size() == 2);
 }
 
-void gives_the_fast_scratch_of_the_driver(const Files& files) {
-  FastScratchSpec spills(80);
+void passes_fast_scratch_of_driver(const Files& files) {
+  FastScratchSpec needed(80);
   alignas(kCacheLine) unsigned char memory[96];
   const auto load = [&](size_t size) {
     auto loaded = std::make_unique<Loaded>(files.payload);
@@ -410,7 +412,7 @@ void gives_the_fast_scratch_of_the_driver(const Files& files) {
     return loaded;
   };
   auto fits = load(80);
-  CHECK(fits->init(256, {spills.spec()}) == Error::Ok && fits->execute() == Error::Ok);
+  CHECK(fits->init(256, {needed.spec()}) == Error::Ok && fits->execute() == Error::Ok);
   CHECK(fake_driver.bases[2] == memory && fake_driver.sizes[2] == 80);
   CHECK(fake_driver.reserved == 2 && fake_driver.released == 2 && fake_driver.violations.empty());
   // Execution may reserve another driver than loading, here one without fast memory.
@@ -418,44 +420,45 @@ void gives_the_fast_scratch_of_the_driver(const Files& files) {
   CHECK(fits->execute() == Error::MemoryAllocationFailed && logs("there are 0: "));
   CHECK(fake_driver.ran == 1 && fake_driver.released == 3);
   auto too_small = load(79);
-  CHECK(too_small->init(256, {spills.spec()}) == Error::MemoryAllocationFailed);
+  CHECK(too_small->init(256, {needed.spec()}) == Error::MemoryAllocationFailed);
   CHECK(logs("the program needs 80 bytes of fast scratch, and there are 79: "));
   CHECK(fake_driver.reserved == 1 && fake_driver.released == 1);
-  // The driver prefers its own memory even if the firmware has enough. It compares the size itself.
+  // The driver uses the memory given to ethosu_init() even if only the firmware's memory is large enough. Loading
+  // succeeds. At execution, the driver finds that its memory is too small, and fails.
   FirmwareScratch firmware(128);
   auto compared = load(79);
-  CHECK(compared->init(256, {spills.spec()}) == Error::Ok && compared->execute() == Error::Internal);
+  CHECK(compared->init(256, {needed.spec()}) == Error::Ok && compared->execute() == Error::Internal);
   CHECK(fake_driver.ran == 0);
 }
 
 void refuses_too_little_fast_scratch(const Files& files) {
-  FastScratchSpec spills(80);
+  FastScratchSpec needed(80);
   Loaded none(files.payload);
-  CHECK(none.init(256, {spills.spec()}) == Error::MemoryAllocationFailed);
+  CHECK(none.init(256, {needed.spec()}) == Error::MemoryAllocationFailed);
   CHECK(logs("the program needs 80 bytes of fast scratch, and there are 0: set "
              "ethosu_fast_scratch(_size) to 96 bytes at a multiple of 32, or give ethosu_init() that memory, or "
              "export without Dedicated_Sram\n"));
   fake_driver.has_npu = false;
-  CHECK(none.init(256, {spills.spec()}) == Error::MemoryAllocationFailed);
+  CHECK(none.init(256, {needed.spec()}) == Error::MemoryAllocationFailed);
   {
     FirmwareScratch firmware(95);  // the last cache line would be shared
     Loaded loaded(files.payload);
-    CHECK(loaded.init(256, {spills.spec()}) == Error::MemoryAllocationFailed && logs("and there are 64: "));
+    CHECK(loaded.init(256, {needed.spec()}) == Error::MemoryAllocationFailed && logs("and there are 64: "));
   }
   for (const size_t size : {8, 111}) {
     FirmwareScratch firmware(size, 16);
     Loaded loaded(files.payload);
-    CHECK(loaded.init(256, {spills.spec()}) == Error::MemoryAllocationFailed);
+    CHECK(loaded.init(256, {needed.spec()}) == Error::MemoryAllocationFailed);
     CHECK(logs(size == 8 ? "and there are 0: " : "and there are 64: "));
   }
   CHECK(fake_driver.invoked == 0);
   Loaded loaded(files.payload);
-  CHECK(loaded.init(256, {spills.spec(3)}) == Error::InvalidProgram);
+  CHECK(loaded.init(256, {needed.spec(3)}) == Error::InvalidProgram);
   CHECK(logs("a compile spec fast_scratch_size of 3 bytes, not 4: export or flash the program again"));
 }
 
-// Programs of other exporters do not record the size of their fast scratch.
-void gives_what_there_is_where_the_size_is_not_known(const Files& files) {
+// Programs of other exporters lack the compile spec fast_scratch_size. They get all memory that is available.
+void passes_whole_fast_scratch_without_compile_spec(const Files& files) {
   {
     FirmwareScratch firmware(100);
     Loaded loaded(files.payload);
@@ -470,7 +473,7 @@ void gives_what_there_is_where_the_size_is_not_known(const Files& files) {
   CHECK(fake_driver.bases[2] == memory && fake_driver.violations.empty());
 }
 
-// Executes with wrong arguments. No call may reach the driver.
+// Checks that an execution fails with `error` and logs `reason`, without a call of the driver.
 void expect_refused(Loaded& loaded, Error error, const char* reason) {
   CHECK(loaded.execute() == error);
   CHECK(logs(reason));
@@ -525,7 +528,7 @@ void refuses_too_little_memory(const Files& files) {
   CHECK(loaded.execute(false) == Error::MemoryAllocationFailed);
 }
 
-void reports_the_driver(const Files& files) {
+void reports_driver_failures(const Files& files) {
   Loaded loaded(files.payload);
   CHECK(loaded.init() == Error::Ok);
   fake_driver.has_npu = false;
@@ -543,7 +546,7 @@ void reports_the_driver(const Files& files) {
   }
 }
 
-void refuses_payloads(const Files& files) {
+void refuses_invalid_payloads(const Files& files) {
   Loaded unaligned(files.payload, kMisalignment);
   CHECK(unaligned.init() == Error::InvalidProgram && logs("multiple of 16"));
 
@@ -587,7 +590,7 @@ void checks_the_checksum(const Files& files) {
 }
 
 // Loading cleans the cache for the whole payload. The driver cleans it before a run, and invalidates it after the run.
-void keeps_the_cache_coherent(const Files& files) {
+void keeps_data_cache_coherent(const Files& files) {
   // Vela's scratch sizes are multiples of a cache line. Others must work, too.
   for (const uint32_t extra_bytes : {0U, 1U, 15U}) {
     std::string payload = files.payload;
@@ -607,7 +610,7 @@ void keeps_the_cache_coherent(const Files& files) {
   }
 }
 
-void traces_what_it_does(const Files& files) {
+void traces_load_and_execution(const Files& files) {
   RecordingTracer tracer;
   Loaded loaded(files.payload);
   CHECK(loaded.init() == Error::Ok && loaded.execute() == Error::Ok);  // without a tracer
@@ -631,7 +634,7 @@ void traces_what_it_does(const Files& files) {
   CHECK(fake_driver.violations.empty() && !fake_driver.counters_on);
 }
 
-void names_the_npu_that_there_is(const Files& files) {
+void refuses_program_for_another_npu(const Files& files) {
   const auto refuse = [&](auto change) {
     Loaded loaded(files.payload);
     CHECK(loaded.init() == Error::Ok);
@@ -792,25 +795,25 @@ int main(int argc, char** argv) {
     return 2;
   }
   const Files files = {read_file(argv[1]), read_file(argv[2]), read_file(argv[3])};
-  executorch::runtime::register_pal(executorch::runtime::PalImpl::create(keep_log, __FILE__));
+  executorch::runtime::register_pal(executorch::runtime::PalImpl::create(record_log, __FILE__));
   executorch::runtime::runtime_init();
   CHECK(arm_runtime_ethosu_registered == Error::Ok);
 
   executes(files);
-  finds_weights_that_methods_share(files);
-  finds_commands_outside_the_program(files);
-  gives_the_fast_scratch_of_the_firmware(files);
-  gives_the_fast_scratch_of_the_driver(files);
+  loads_external_weights(files);
+  loads_external_commands(files);
+  passes_fast_scratch_of_firmware(files);
+  passes_fast_scratch_of_driver(files);
   refuses_too_little_fast_scratch(files);
-  gives_what_there_is_where_the_size_is_not_known(files);
+  passes_whole_fast_scratch_without_compile_spec(files);
   refuses_arguments(files);
   refuses_too_little_memory(files);
-  reports_the_driver(files);
-  refuses_payloads(files);
+  reports_driver_failures(files);
+  refuses_invalid_payloads(files);
   checks_the_checksum(files);
-  keeps_the_cache_coherent(files);
-  traces_what_it_does(files);
-  names_the_npu_that_there_is(files);
+  keeps_data_cache_coherent(files);
+  traces_load_and_execution(files);
+  refuses_program_for_another_npu(files);
   executes_in_planned_memory(files);
   refuses_a_wrong_planned_scratch(files);
   handles_unallocated_tensors(files);

@@ -2,8 +2,8 @@
 //
 // Macros choose the driver that this file imitates. FAKE_DRIVER_SINGLE: version 1.99 or later, built for one kind of
 // NPU. FAKE_DRIVER_SEVERAL: version 1.99 or later, built for several kinds of NPUs. If neither is defined: an earlier
-// version, which only has ethosu_reserve_driver(). FAKE_DRIVER_WITHOUT_COUNTERS: firmware without the performance
-// counters.
+// version, which only has ethosu_reserve_driver(). FAKE_DRIVER_ADDRESS_CACHE_CALLS: cache functions of versions
+// before 1.0, which take one address. FAKE_DRIVER_WITHOUT_COUNTERS: firmware without the performance counters.
 #include "fake_driver.h"
 
 #include <cstring>
@@ -38,8 +38,8 @@ ethosu_driver npu;
 uint64_t cycle_counter = 77;  // of an earlier run
 bool counts_cycles = false;
 
-void record_violation(const char* contract) {
-  fake_driver.violations += contract;
+void record_violation(const char* violation) {
+  fake_driver.violations += violation;
   fake_driver.violations += '\n';
 }
 
@@ -65,8 +65,8 @@ uint32_t word(const void* data, size_t index) {
 
 bool aligned(uint64_t address, size_t alignment) { return address % alignment == 0; }
 
-// Returns the byte offset of the commands, or 0 if the driver refuses them. Words: "COP1", then 1 (configuration)
-// followed by the configuration and the version, 5 (NOP), 2 (commands).
+// Returns the byte offset of the commands, or 0 if the driver refuses the stream. The stream consists of words: "COP1";
+// 1, followed by the configuration and the version; 5 (NOP), any number of times; 2, followed by the commands.
 size_t find_commands(const void* data, size_t size) {
   if (size < 4 || size % 4 != 0 || std::memcmp(data, "COP1", 4) != 0) {
     return 0;

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-// A fake of the driver in ethosu_driver.h. It records calls. It refuses calls that the driver refuses. Errors that the
-// driver does not detect are recorded in `violations`.
+// A fake of the driver in ethosu_driver.h. It records calls. It refuses calls that the driver refuses. Errors of the
+// caller that the driver does not detect are recorded in `violations`.
 struct FakeDriver {
   // Behaviour. Whether ethosu_init() was called, and for which NPU.
   bool has_npu = true;

@@ -46,14 +46,14 @@ using fake_driver::script;
 
 std::vector<std::string> log_lines;
 
-void keep_errors(et_timestamp_t, et_pal_log_level_t level, const char*, const char*, size_t, const char* message,
-                 size_t length) {
+void record_errors(et_timestamp_t, et_pal_log_level_t level, const char*, const char*, size_t, const char* message,
+                   size_t length) {
   if (level == kError || level == kFatal) {
     log_lines.emplace_back(message, length);
   }
 }
 
-// Checks that a failure logs exactly one line, which contains `part`.
+// Whether exactly one line was logged, and contains `part`. If so, clears the log.
 bool logged(const char* part) {
   const bool found = log_lines.size() == 1 && log_lines[0].find(part) != std::string::npos;
   if (found) {
@@ -212,7 +212,7 @@ Bytes part(const Bytes& bytes, size_t offset, size_t size) {
 
 // ---- Tests
 
-void tensors_go_where_vela_put_them() {
+void tensors_are_at_offsets_of_payload() {
   const Payload payload;
   DelegateHandle* handle = nullptr;
   CHECK(load(payload, &handle) == Error::Ok);
@@ -247,7 +247,7 @@ void tensors_go_where_vela_put_them() {
   CHECK(nothing_is_alive());
 }
 
-void one_tensor_a_side_is_its_region() {
+void single_tensor_fills_its_region() {
   Payload payload;
   payload.inputs = {{5, 4, 0, 3}};
   payload.outputs = {{5, 4, 0, 4}};
@@ -290,7 +290,7 @@ void inputs_may_be_unused_and_outputs_repeated() {
   backend().destroy(handle);
 }
 
-void device_and_timeout_are_chosen() {
+void device_and_timeout_are_configurable() {
   const Payload payload;
   DelegateHandle* handle = nullptr;
   char device[] = "/dev/ethosu3";
@@ -333,7 +333,7 @@ void refuses(const Payload& payload, Error error, const char* part_of_log) {
   CHECK(nothing_is_alive());
 }
 
-void counters_are_chosen() {
+void counters_are_configurable() {
   const Payload payload;
   DelegateHandle* handle = nullptr;
   Arguments arguments(payload);
@@ -389,7 +389,7 @@ void loading_is_traced() {
   backend().destroy(*handle);
 }
 
-void payloads_for_something_else_are_refused() {
+void incompatible_payloads_are_refused() {
   Payload payload;
   payload.commands = cop2(0x10000108);
   refuses(payload, Error::DelegateInvalidCompatibility, "Ethos-U65");
@@ -436,7 +436,7 @@ void checksums_are_checked() {
   CHECK(record.opened.empty());
 }
 
-void cut_off_payloads_are_refused() {
+void truncated_payloads_are_refused() {
   const Bytes whole = Payload{}.bytes();
   for (size_t size = 0; size < whole.size(); ++size) {
     DelegateHandle* handle = nullptr;
@@ -451,7 +451,7 @@ void driver_exceptions_become_errors() {
   for (const bool strange : {false, true}) {
     for (const Call call : {Call::kOpen, Call::kCapabilities, Call::kNetwork, Call::kBuffers, Call::kWrite}) {
       script.throws = call;
-      script.throws_no_exception_type = strange;
+      script.throws_int = strange;
       DelegateHandle* handle = nullptr;
       CHECK(load(payload, &handle) == Error::AccessFailed);
       CHECK(logged(strange ? "no reason" : "loading a program on /dev/ethosu0 failed: the fake driver was told"));
@@ -479,7 +479,7 @@ void driver_exceptions_become_errors() {
   }
 }
 
-void failed_inferences_are_told() {
+void failed_inferences_are_reported() {
   const Payload payload;
   DelegateHandle* handle = nullptr;
   CHECK(load(payload, &handle) == Error::Ok);
@@ -560,7 +560,7 @@ void wrong_arguments_are_refused() {
   backend().destroy(handle);
 }
 
-void programs_do_not_share() {
+void programs_share_no_buffers() {
   Payload payload;
   payload.inputs = {{4, 1, 0, 3}};
   payload.outputs = {{4, 1, 0, 4}};
@@ -710,7 +710,7 @@ void run_program(const char* path) {
 
 int main(int count, char** arguments) {
   executorch::runtime::runtime_init();
-  CHECK(executorch::runtime::register_pal(executorch::runtime::PalImpl::create(keep_errors, __FILE__)));
+  CHECK(executorch::runtime::register_pal(executorch::runtime::PalImpl::create(record_errors, __FILE__)));
   if (count == 2) {
     run_program(arguments[1]);
     std::puts("ok");
@@ -718,20 +718,20 @@ int main(int count, char** arguments) {
   }
   const std::pair<const char*, void (*)()> tests[] = {
 #define TEST(name) {#name, name}
-      TEST(tensors_go_where_vela_put_them),
-      TEST(one_tensor_a_side_is_its_region),
+      TEST(tensors_are_at_offsets_of_payload),
+      TEST(single_tensor_fills_its_region),
       TEST(inputs_may_be_unused_and_outputs_repeated),
-      TEST(device_and_timeout_are_chosen),
-      TEST(counters_are_chosen),
+      TEST(device_and_timeout_are_configurable),
+      TEST(counters_are_configurable),
       TEST(loading_is_traced),
-      TEST(payloads_for_something_else_are_refused),
+      TEST(incompatible_payloads_are_refused),
       TEST(checksums_are_checked),
-      TEST(cut_off_payloads_are_refused),
+      TEST(truncated_payloads_are_refused),
       TEST(driver_exceptions_become_errors),
-      TEST(failed_inferences_are_told),
+      TEST(failed_inferences_are_reported),
       TEST(signals_do_not_end_the_wait),
       TEST(wrong_arguments_are_refused),
-      TEST(programs_do_not_share),
+      TEST(programs_share_no_buffers),
 #undef TEST
   };
   for (const auto& [name, test] : tests) {

@@ -29,7 +29,8 @@ void check(bool ok, const char* what) {
   }
 }
 
-// Loads a copy that ends with its heap block, and reads all data.
+// Loads a copy that fills its heap block, and reads all data. Returns the sum of the bytes, so that the compiler keeps
+// the reads.
 unsigned read_all(const std::string& content, bool* loaded) {
   const std::vector<uint8_t> copy(content.begin(), content.end());
   DataFile file;
@@ -59,7 +60,7 @@ int test(const char* path) {
     const auto data = file.get_data(key);
     std::vector<char> into(data->size());
     check(file.load_data_into(key, into.data(), into.size()) == Error::Ok, "load_data_into");
-    check(std::memcmp(into.data(), data->data(), into.size()) == 0, "load_data_into gives other bytes");
+    check(std::memcmp(into.data(), data->data(), into.size()) == 0, "load_data_into copies other bytes");
     check(file.load_data_into(key, into.data(), into.size() + 1) == Error::InvalidArgument, "too many bytes");
     std::printf("%s %zu\n", key, data->size());
   }

@@ -83,7 +83,7 @@ void vlogf(LogLevel, et_timestamp_t, const char*, const char*, size_t, const cha
   std::putchar('\n');
 }
 
-// Tensors of the listing have the shapes of the export. A kernel that changes a shape fails.
+// Tensors of the test script have the shapes of the export. A kernel that changes a shape fails.
 Error resize_tensor_impl(aten::TensorImpl* tensor, aten::ArrayRef<aten::SizesType> sizes) {
   const auto old = tensor->sizes();
   const bool same = std::equal(old.begin(), old.end(), sizes.begin(), sizes.end());

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Firmware that executes a listing of a method with ExecuTorch's registries of backends and kernels, because the Python
-// package does not contain the runtime's program loader. The listing is the file "method" in the working directory of
-// QEMU, one entry per line. Values are numbered from 0 in the order of their creation:
+// Firmware that interprets a test script: a method as a text file. It uses ExecuTorch's registries of backends and
+// kernels. The script replaces a .pte, because the Python package does not contain the runtime's program loader. The
+// script is the file "method" in the working directory of QEMU, one entry per line. Values are numbered from 0 in the
+// order of their creation:
 //
 //   npu PRODUCT LOG2_MACS                              the NPU of the device, as in fake_driver.h
 //   tensor DTYPE RANK SIZES... DIM_ORDER...            a value; DTYPE is a number of executorch::aten::ScalarType
@@ -26,7 +27,7 @@
 #include "backends/ethosu/npu_driver.h"
 #include "common/executorch.h"
 #include "emulated_npu.h"
-#include "listing.h"
+#include "test_script.h"
 #include "tests/ethosu/fake_driver.h"
 #include "tests/recording_tracer.h"
 
@@ -62,12 +63,12 @@ struct Bytes {
 // plus 31 bytes because the memory is not aligned.
 class Delegate {
  public:
-  explicit Delegate(Listing* listing) : name_(listing->word()), payload_(listing->word()) {
+  explicit Delegate(TestScript* script) : name_(script->word()), payload_(script->word()) {
     backend_ = executorch::runtime::get_backend_class(name_.c_str());
     if (backend_ == nullptr || !backend_->is_available()) {
       fail("no backend", name_);
     }
-    read_specs(listing);
+    read_specs(script);
     EthosUPayload content;
     read_ethosu_payload(payload_.data, payload_.size, &content);
     temp_.resize(round_up_to_cache_lines(content.scratch_size) + kCacheLine - 1);
@@ -92,13 +93,13 @@ class Delegate {
   }
 
  private:
-  void read_specs(Listing* listing) {
-    const auto count = static_cast<size_t>(listing->number());
+  void read_specs(TestScript* script) {
+    const auto count = static_cast<size_t>(script->number());
     keys_.reserve(count);
     numbers_.reserve(count);
     for (size_t i = 0; i < count; ++i) {
-      keys_.push_back(listing->word());
-      numbers_.push_back(static_cast<uint32_t>(listing->number()));
+      keys_.push_back(script->word());
+      numbers_.push_back(static_cast<uint32_t>(script->number()));
       specs_.push_back({keys_[i].c_str(), {&numbers_[i], sizeof(uint32_t)}});
     }
   }
@@ -114,31 +115,32 @@ class Delegate {
   DelegateHandle* handle_ = nullptr;
 };
 
-class Method {
+// Executes the entries of the test script, in order.
+class ScriptInterpreter {
  public:
-  explicit Method(Listing* listing) : listing_(*listing) {}
+  explicit ScriptInterpreter(TestScript* script) : script_(*script) {}
 
   void run() {
-    for (std::string entry; listing_.next(&entry);) {
+    for (std::string entry; script_.next(&entry);) {
       if (entry == "npu") {
-        const auto product = static_cast<uint32_t>(listing_.number());
-        init_npu(product, static_cast<uint32_t>(listing_.number()));
+        const auto product = static_cast<uint32_t>(script_.number());
+        init_npu(product, static_cast<uint32_t>(script_.number()));
       } else if (entry == "tensor") {
-        tensors_.push_back(std::make_unique<OwnTensor>(&listing_));
+        tensors_.push_back(std::make_unique<OwnTensor>(&script_));
         tensors_.back()->allocate();
         values_.push_back(std::make_unique<EValue>(tensors_.back()->tensor()));
       } else if (entry == "double") {
-        values_.push_back(std::make_unique<EValue>(listing_.real()));
+        values_.push_back(std::make_unique<EValue>(script_.real()));
       } else if (entry == "int") {
-        values_.push_back(std::make_unique<EValue>(listing_.number()));
+        values_.push_back(std::make_unique<EValue>(script_.number()));
       } else if (entry == "delegate") {
-        delegates_.push_back(std::make_unique<Delegate>(&listing_));
+        delegates_.push_back(std::make_unique<Delegate>(&script_));
       } else if (entry == "input" || entry == "output") {
         transfer(entry == "input");
       } else if (entry == "kernel") {
-        call_kernel(listing_.word());
+        call_kernel(script_.word());
       } else if (entry == "call") {
-        Delegate& delegate = *delegates_.at(static_cast<size_t>(listing_.number()));
+        Delegate& delegate = *delegates_.at(static_cast<size_t>(script_.number()));
         delegate.execute(arguments());
       } else {
         fail("unknown entry", entry);
@@ -148,8 +150,8 @@ class Method {
 
  private:
   void transfer(bool in) {
-    const Tensor tensor = values_.at(static_cast<size_t>(listing_.number()))->toTensor();
-    const std::string name = listing_.word();
+    const Tensor tensor = values_.at(static_cast<size_t>(script_.number()))->toTensor();
+    const std::string name = script_.word();
     std::FILE* file = open(name, in ? "rb" : "wb");
     void* data = tensor.mutable_data_ptr();
     const size_t done = in ? std::fread(data, 1, tensor.nbytes(), file) : std::fwrite(data, 1, tensor.nbytes(), file);
@@ -160,7 +162,7 @@ class Method {
 
   std::vector<EValue*> arguments() {
     std::vector<EValue*> all;
-    for (const auto number : listing_.numbers<size_t>(static_cast<size_t>(listing_.number()))) {
+    for (const auto number : script_.numbers<size_t>(static_cast<size_t>(script_.number()))) {
       all.push_back(values_.at(number).get());
     }
     return all;
@@ -179,7 +181,7 @@ class Method {
     }
   }
 
-  Listing& listing_;
+  TestScript& script_;
   std::vector<std::unique_ptr<OwnTensor>> tensors_;
   std::vector<std::unique_ptr<EValue>> values_;
   std::vector<std::unique_ptr<Delegate>> delegates_;
@@ -192,10 +194,10 @@ extern "C" {
 unsigned char* ethosu_fast_scratch = fast_scratch;
 size_t ethosu_fast_scratch_size = kFastScratch;
 
-// Called instead of main(), which C++ code must not call.
+// The startup code calls this function. Its name is not main, because C++ forbids calls of main().
 int run_firmware() {
-  Listing listing;
-  Method(&listing).run();
+  TestScript script;
+  ScriptInterpreter(&script).run();
   for (const std::string& event : tracer.events) {
     std::printf("%s\n", event.c_str());
   }

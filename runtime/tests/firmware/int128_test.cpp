@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compares Int128 with the compiler's type.
+// Compares Int128 with the compiler's __int128.
 #include "emulator/int128.h"
 
 #include <cstdio>

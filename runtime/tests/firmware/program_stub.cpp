@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Replaces ExecuTorch's loader and executor, whose sources are not in the Python package: the functions of Program and
-// Method that a firmware's self-test calls. They read the listing of firmware.cpp, with these additional or changed
-// entries:
+// Method that a firmware's self-test calls. They read the test script of firmware.cpp, with these additional or
+// changed entries:
 //
 //   null, bool NUMBER                      a value
 //   ints COUNT VALUES..., tensors COUNT VALUES...        a value: a list of earlier values
@@ -26,14 +26,14 @@
 #include <string>
 #include <vector>
 
-#include "listing.h"
+#include "test_script.h"
 
 namespace executorch {
 namespace runtime {
 namespace {
 
-// An instruction: a kernel or a delegate.
-struct Step {
+// A call of a kernel or of a delegate. If `kernel` is null, `delegate` is called.
+struct Instruction {
   OpFunction kernel;
   size_t delegate;
   std::vector<size_t> arguments;
@@ -73,7 +73,7 @@ struct Chain {
   std::vector<std::unique_ptr<OwnTensor>> tensors;
   std::vector<std::unique_ptr<EValue>> values;
   std::vector<std::unique_ptr<LoadedDelegate>> delegates;
-  std::vector<Step> steps;
+  std::vector<Instruction> instructions;
   std::vector<size_t> inputs, outputs;
   std::vector<std::unique_ptr<OwnList<int64_t>>> ints;
   std::vector<std::unique_ptr<OwnList<aten::Tensor>>> lists;
@@ -98,22 +98,22 @@ struct Chain {
 
 namespace {
 
-std::vector<size_t> arguments(Listing* listing) {
-  return listing->numbers<size_t>(static_cast<size_t>(listing->number()));
+std::vector<size_t> arguments(TestScript* script) {
+  return script->numbers<size_t>(static_cast<size_t>(script->number()));
 }
 
-Error load_delegate(Listing* listing, DataLoader* loader, MemoryAllocator* allocator, const NamedDataMap* data,
+Error load_delegate(TestScript* script, DataLoader* loader, MemoryAllocator* allocator, const NamedDataMap* data,
                     Chain* chain) {
-  const std::string name = listing->word();
-  const auto offset = static_cast<size_t>(listing->number());
-  const auto size = static_cast<size_t>(listing->number());
-  const auto count = static_cast<size_t>(listing->number());
+  const std::string name = script->word();
+  const auto offset = static_cast<size_t>(script->number());
+  const auto size = static_cast<size_t>(script->number());
+  const auto count = static_cast<size_t>(script->number());
   std::vector<std::string> keys(count);
   std::vector<uint32_t> numbers(count);
   std::vector<CompileSpec> specs;
   for (size_t i = 0; i < count; ++i) {
-    keys[i] = listing->word();
-    numbers[i] = static_cast<uint32_t>(listing->number());
+    keys[i] = script->word();
+    numbers[i] = static_cast<uint32_t>(script->number());
     specs.push_back({keys[i].c_str(), {&numbers[i], sizeof(uint32_t)}});
   }
   auto payload = loader->load(offset, size, DataLoader::SegmentInfo(DataLoader::SegmentInfo::Type::Backend, 0));
@@ -129,55 +129,55 @@ Error load_delegate(Listing* listing, DataLoader* loader, MemoryAllocator* alloc
   return handle.ok() ? Error::Ok : handle.error();
 }
 
-// Reads the rest of a listing's entry, whose first word is `entry`.
-Error read_entry(const std::string& entry, Listing* listing, DataLoader* loader, MemoryManager* memory,
+// Reads the rest of an entry of the test script. The first word is `entry`.
+Error read_entry(const std::string& entry, TestScript* script, DataLoader* loader, MemoryManager* memory,
                  const NamedDataMap* data, Chain* chain) {
   if (entry == "tensor") {
-    chain->add(std::make_unique<OwnTensor>(listing));
+    chain->add(std::make_unique<OwnTensor>(script));
   } else if (entry == "double") {
-    chain->add(EValue(listing->real()));
+    chain->add(EValue(script->real()));
   } else if (entry == "int") {
-    chain->add(EValue(listing->number()));
+    chain->add(EValue(script->number()));
   } else if (entry == "bool") {
-    chain->add(EValue(listing->number() != 0));
+    chain->add(EValue(script->number() != 0));
   } else if (entry == "null") {
     chain->add(EValue());
   } else if (entry == "ints") {
-    chain->ints.push_back(std::make_unique<OwnList<int64_t>>(chain->pointers(arguments(listing))));
+    chain->ints.push_back(std::make_unique<OwnList<int64_t>>(chain->pointers(arguments(script))));
     chain->add(EValue(&chain->ints.back()->list));
   } else if (entry == "tensors") {
-    chain->lists.push_back(std::make_unique<OwnList<aten::Tensor>>(chain->pointers(arguments(listing))));
+    chain->lists.push_back(std::make_unique<OwnList<aten::Tensor>>(chain->pointers(arguments(script))));
     chain->add(EValue(&chain->lists.back()->list));
   } else if (entry == "constant") {
-    OwnTensor* tensor = chain->tensor_of(static_cast<size_t>(listing->number()));
-    const auto data = loader->load(static_cast<size_t>(listing->number()), tensor->nbytes(),
+    OwnTensor* tensor = chain->tensor_of(static_cast<size_t>(script->number()));
+    const auto data = loader->load(static_cast<size_t>(script->number()), tensor->nbytes(),
                                    DataLoader::SegmentInfo(DataLoader::SegmentInfo::Type::Constant, 0));
     if (!data.ok()) {
       return data.error();
     }
     tensor->set_data(const_cast<void*>(data->data()));
   } else if (entry == "place") {
-    OwnTensor* tensor = chain->tensor_of(static_cast<size_t>(listing->number()));
-    const auto which = static_cast<uint32_t>(listing->number());
-    const auto offset = static_cast<size_t>(listing->number());
+    OwnTensor* tensor = chain->tensor_of(static_cast<size_t>(script->number()));
+    const auto which = static_cast<uint32_t>(script->number());
+    const auto offset = static_cast<size_t>(script->number());
     const auto place = memory->planned_memory()->get_offset_address(which, offset, tensor->nbytes());
     if (!place.ok()) {
       return place.error();
     }
     tensor->set_data(*place);
   } else if (entry == "delegate") {
-    return load_delegate(listing, loader, memory->method_allocator(), data, chain);
+    return load_delegate(script, loader, memory->method_allocator(), data, chain);
   } else if (entry == "input" || entry == "output") {
-    (entry == "input" ? chain->inputs : chain->outputs).push_back(static_cast<size_t>(listing->number()));
+    (entry == "input" ? chain->inputs : chain->outputs).push_back(static_cast<size_t>(script->number()));
   } else if (entry == "kernel") {
-    const auto kernel = get_op_function_from_registry(listing->word().c_str());
+    const auto kernel = get_op_function_from_registry(script->word().c_str());
     if (!kernel.ok()) {
       return kernel.error();
     }
-    chain->steps.push_back({*kernel, 0, arguments(listing)});
+    chain->instructions.push_back({*kernel, 0, arguments(script)});
   } else if (entry == "call") {
-    const auto delegate = static_cast<size_t>(listing->number());
-    chain->steps.push_back({nullptr, delegate, arguments(listing)});
+    const auto delegate = static_cast<size_t>(script->number());
+    chain->instructions.push_back({nullptr, delegate, arguments(script)});
   } else {
     return Error::InvalidProgram;
   }
@@ -196,7 +196,7 @@ Result<Program> Program::load(DataLoader* loader, Verification) {
   return Program(loader, 1, FreeableBuffer(), nullptr, FreeableBuffer(), std::nullopt);
 }
 
-// The listing does not contain the sizes of planned memories. get_offset_address() checks the place of each tensor.
+// The test script does not contain the sizes of planned memories. get_offset_address() checks the place of each tensor.
 MethodMeta::MethodMeta(const executorch_flatbuffer::ExecutionPlan* plan) : s_plan_(plan) {}
 Result<MethodMeta> Program::method_meta(const char*) const { return MethodMeta(nullptr); }
 size_t MethodMeta::num_memory_planned_buffers() const { return 0; }
@@ -206,9 +206,9 @@ Result<Method> Program::load_method(const char*, MemoryManager* memory, EventTra
                                     const LoadBackendOptionsMap*, Span<const Kernel>) const {
   Method method(this, memory, tracer, memory->temp_allocator());
   method.chains_ = new Chain;
-  Listing listing;
-  for (std::string entry; listing.next(&entry);) {
-    const Error error = read_entry(entry, &listing, loader_, memory, data, method.chains_);
+  TestScript script;
+  for (std::string entry; script.next(&entry);) {
+    const Error error = read_entry(entry, &script, loader_, memory, data, method.chains_);
     if (error != Error::Ok) {
       return error;
     }
@@ -251,15 +251,15 @@ Error Method::set_output_data_ptr(void* buffer, size_t size, size_t index) {
 const EValue& Method::get_output(size_t index) const { return *chains_->values.at(chains_->outputs.at(index)); }
 
 Error Method::execute() {
-  for (const Step& step : chains_->steps) {
-    std::vector<EValue*> given = chains_->pointers(step.arguments);
+  for (const Instruction& instruction : chains_->instructions) {
+    std::vector<EValue*> given = chains_->pointers(instruction.arguments);
     Error error = Error::Ok;
-    if (step.kernel != nullptr) {
+    if (instruction.kernel != nullptr) {
       KernelRuntimeContext context(event_tracer_, temp_allocator_);
-      step.kernel(context, {given.data(), given.size()});
+      instruction.kernel(context, {given.data(), given.size()});
       error = context.failure_state();
     } else {
-      const LoadedDelegate& delegate = *chains_->delegates.at(step.delegate);
+      const LoadedDelegate& delegate = *chains_->delegates.at(instruction.delegate);
       BackendExecutionContext context(event_tracer_, temp_allocator_);
       error = delegate.backend->execute(context, delegate.handle, {given.data(), given.size()});
     }
@@ -273,7 +273,7 @@ Error Method::execute() {
 
 namespace internal {
 
-// Required for a member of Program.
+// The linker needs these functions, because Program has a member of type PteDataMap.
 Result<FreeableBuffer> PteDataMap::get_data(std::string_view) const { return Error::NotFound; }
 Result<uint32_t> PteDataMap::get_num_keys() const { return 0; }
 Result<const char*> PteDataMap::get_key(uint32_t) const { return Error::NotFound; }

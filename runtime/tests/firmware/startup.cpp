@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Start-up code of a Cortex-M55: from reset to run_firmware(), and from a fault to the end of QEMU.
+// Start-up code of a Cortex-M55. A reset calls run_firmware(). A fault ends QEMU.
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -14,7 +14,7 @@ void __libc_init_array();
 void initialise_monitor_handles();
 void _init() {}
 void _fini() {}
-// Handle with which destructors are registered; there is only one image.
+// Handle that the C++ ABI passes when it registers destructors. It may be null, because there is only one image.
 void* __dso_handle = nullptr;
 
 [[noreturn]] void reset();

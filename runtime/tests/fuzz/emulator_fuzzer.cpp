@@ -15,7 +15,7 @@ using arm_runtime::npu::Program;
 
 namespace {
 
-// Limit of work() for execution: a damaged program may be valid and run for hours.
+// Programs with more work() are not executed: a damaged program may be valid and run for hours.
 constexpr uint64_t kMaxWork = uint64_t{1} << 22;
 constexpr uint32_t kMaxScratch = 1 << 20;
 

@@ -45,8 +45,8 @@ void check(bool condition, const char* what) {
 std::vector<std::string> logged;
 
 // Records and prints log lines of errors.
-void keep_errors(et_timestamp_t, et_pal_log_level_t level, const char*, const char*, size_t, const char* message,
-                 size_t length) {
+void record_errors(et_timestamp_t, et_pal_log_level_t level, const char*, const char*, size_t, const char* message,
+                   size_t length) {
   if (level == kError || level == kFatal) {
     logged.emplace_back(message, length);
     std::fprintf(stderr, "%s\n", logged.back().c_str());
@@ -125,7 +125,7 @@ class Program {
   DelegateHandle* handle_ = nullptr;
 };
 
-void test_runs_again(const Model& model) {
+void test_repeated_runs(const Model& model) {
   const Program program(model);
   for (int turn = 0; turn < 20; ++turn) {
     program.run();
@@ -149,11 +149,11 @@ void test_wrong_arguments(const Model& model) {
   program.run();
 }
 
-void test_bits_of_uint8(const Model& model) {
+void test_uint8_argument(const Model& model) {
   const Program program(model);
   Argument input(model.input, ScalarType::Byte);
   Argument output(model.output, ScalarType::Char);
-  check(program.execute({&input.value, &output.value}) == Error::Ok, "uint8 for the bits of int8");
+  check(program.execute({&input.value, &output.value}) == Error::Ok, "a uint8 tensor for an int8 input");
 }
 
 void test_two_programs(const Model& model) {
@@ -195,13 +195,14 @@ void test_checksum(const Model& model) {
   check(load(changed, recorded, 4) == Error::InvalidProgram, "a flipped bit is refused");
   check(logged.size() == 1 && logged[0].find("VgfBackend: the payload of") == 0 &&
             logged[0].find("has changed since it was exported") != std::string::npos,
-        "with one line");
+        "exactly one line is logged");
   check(load(model.vgf, recorded, 3) == Error::InvalidProgram, "a checksum of 3 bytes is refused");
-  check(logged.size() == 1 && logged[0].find("payload_crc32 of 3 bytes, not 4") != std::string::npos, "with one line");
+  check(logged.size() == 1 && logged[0].find("payload_crc32 of 3 bytes, not 4") != std::string::npos,
+        "exactly one line is logged");
 }
 
-// State of the replacements of Vulkan functions below: how they change the results of an application's device, and
-// records of the backend's calls.
+// Some Vulkan functions of the application's device are replaced by the functions below. Hooks determines how these
+// functions change the results of the device, and records the backend's calls.
 struct Hooks {
   void (*limits)(VkPhysicalDeviceTensorPropertiesARM*) = nullptr;  // changes the limits
   bool no_formats = false;                                         // the device supports no format
@@ -375,7 +376,7 @@ void test_application_device(const Model& model) {
   }
 }
 
-// During its lifetime, the backend runs on an application's device whose functions are replaced as `hooks` says.
+// During this object's lifetime, the backend runs on an application's device with the replaced functions.
 class HookedDevice {
  public:
   HookedDevice() { renew(); }
@@ -435,7 +436,7 @@ void test_limits(const Model& model) {
   check(load(model) == Error::Ok && logged.empty(), "the true limits");
 }
 
-void test_time_runs_out(const Model& model) {
+void test_timeouts(const Model& model) {
   HookedDevice device;
   Argument input(model.input, ScalarType::Char);
   Argument output(std::vector<char>(model.output.size(), 99), ScalarType::Char);
@@ -447,7 +448,7 @@ void test_time_runs_out(const Model& model) {
       logged.clear();
       check(program.execute(arguments) == Error::InvalidState, "no result in time");
       check(was_logged("no result from the device after 60000 ms; set a longer time with ARM_RUNTIME_VGF_TIMEOUT_MS"),
-            "with one line");
+            "exactly one line is logged");
       check(output.data == std::vector<char>(model.output.size(), 99), "no output is written");
     }
     check(hooks.timeouts == 0 && hooks.timeout == 60'000'000'000, "bounded waits");
@@ -484,12 +485,12 @@ void test_memory_in_use_is_kept(const Model& model) {
   }
   check(hooks.freed == 0, "memory that the device may use is not freed");
   check(logged.size() == 2 && logged[1].find("the memory of its program stays in use") != std::string::npos,
-        "which is logged");
+        "the log names the kept memory");
   device->renew();
   check(set_vulkan_device(nullptr) == Error::Ok, "a device of its own");
 }
 
-void test_pipelines_are_kept(const Model& model) {
+void test_pipeline_cache(const Model& model) {
   char path[] = "/tmp/arm_runtime_cacheXXXXXX";
   const int file = mkstemp(path);
   check(file >= 0, "a temporary file");
@@ -546,7 +547,7 @@ void test_traces(const Model& model) {
 int main(int argc, char** argv) {
   check(argc == 4 || argc == 5, "usage: backend_test VGF INPUT OUTPUT [CASE TO LEAVE OUT]");
   executorch::runtime::runtime_init();
-  check(executorch::runtime::register_pal(executorch::runtime::PalImpl::create(keep_errors, __FILE__)), "the log");
+  check(executorch::runtime::register_pal(executorch::runtime::PalImpl::create(record_errors, __FILE__)), "the log");
   // Keep the driver loaded: the Vulkan loader closes drivers, and LeakSanitizer would report memory that a closed
   // driver has cached.
   check(dlopen("libvulkan_lvp.so", RTLD_NOW | RTLD_NODELETE) != nullptr, "Mesa's CPU driver");
@@ -554,17 +555,17 @@ int main(int argc, char** argv) {
   const struct {
     const char* name;
     void (*run)(const Model&);
-  } cases[] = {{"runs again", test_runs_again},
+  } cases[] = {{"repeated runs", test_repeated_runs},
                {"wrong arguments", test_wrong_arguments},
-               {"bits of uint8", test_bits_of_uint8},
+               {"uint8 argument of int8 input", test_uint8_argument},
                {"two programs", test_two_programs},
                {"two threads", test_two_threads},
                {"checksum", test_checksum},
                {"application's device", test_application_device},
                {"limits", test_limits},
-               {"time runs out", test_time_runs_out},
+               {"timeouts", test_timeouts},
                {"memory in use is kept", test_memory_in_use_is_kept},
-               {"pipelines are kept", test_pipelines_are_kept},
+               {"pipeline cache", test_pipeline_cache},
                {"device is chosen", test_device_is_chosen},
                {"traces", test_traces}};
   for (const auto& entry : cases) {

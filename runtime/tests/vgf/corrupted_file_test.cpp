@@ -17,8 +17,9 @@ namespace {
 
 using executorch::runtime::Error;
 
-// The copy fills its heap block, so that a sanitizer sees the first byte beyond it.
-bool is_read(const std::vector<char>& bytes, size_t length) {
+// Whether read_vgf() accepts the first `length` bytes. They are copied to a heap block of exactly this length, so that
+// a sanitizer reports reads beyond its end.
+bool is_accepted(const std::vector<char>& bytes, size_t length) {
   const std::unique_ptr<char[]> copy(new char[length]);
   std::memcpy(copy.get(), bytes.data(), length);
   arm_runtime::VgfFile file;
@@ -45,18 +46,18 @@ bool is_read(const std::vector<char>& bytes, size_t length) {
 int main(int argc, char** argv) {
   std::ifstream stream(argc > 1 ? argv[1] : "", std::ios::binary);
   std::vector<char> bytes((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
-  if (bytes.empty() || !is_read(bytes, bytes.size())) {
+  if (bytes.empty() || !is_accepted(bytes, bytes.size())) {
     std::printf("the undamaged file is refused\n");
     return 1;
   }
   size_t lengths = 0;
   for (size_t length = 0; length < bytes.size(); ++length) {
-    lengths += is_read(bytes, length) ? 1 : 0;
+    lengths += is_accepted(bytes, length) ? 1 : 0;
   }
   size_t flips = 0;
   for (size_t bit = 0; bit < bytes.size() * 8; ++bit) {
     bytes[bit / 8] = static_cast<char>(bytes[bit / 8] ^ (1 << (bit % 8)));
-    flips += is_read(bytes, bytes.size()) ? 1 : 0;
+    flips += is_accepted(bytes, bytes.size()) ? 1 : 0;
     bytes[bit / 8] = static_cast<char>(bytes[bit / 8] ^ (1 << (bit % 8)));
   }
   size_t words = 0;
@@ -65,7 +66,7 @@ int main(int argc, char** argv) {
       char saved[4];
       std::memcpy(saved, &bytes[at], 4);
       std::memcpy(&bytes[at], &value, 4);
-      words += is_read(bytes, bytes.size()) ? 1 : 0;
+      words += is_accepted(bytes, bytes.size()) ? 1 : 0;
       std::memcpy(&bytes[at], saved, 4);
     }
   }

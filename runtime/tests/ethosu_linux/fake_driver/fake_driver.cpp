@@ -24,7 +24,7 @@ void throw_at(Call call) {
   if (script.throws != call) {
     return;
   }
-  if (script.throws_no_exception_type) {
+  if (script.throws_int) {
     throw 1;  // NOLINT(bugprone-std-exception-baseclass): the test of catch (...)
   }
   throw EthosU::Exception("the fake driver was told to fail");

@@ -39,8 +39,8 @@ enum class Call {
 // Behaviour of the fake.
 struct Script {
   Call throws = Call::kNone;
-  bool throws_no_exception_type = false;  // throws an int instead of an EthosU::Exception
-  int signals = 0;                        // number of waits that a signal interrupts
+  bool throws_int = false;  // throws an int instead of an EthosU::Exception
+  int signals = 0;          // number of waits that a signal interrupts
   bool times_out = false;
   EthosU::InferenceStatus status = EthosU::InferenceStatus::OK;
   EthosU::Capabilities capabilities{{8, EthosU::HardwareConfiguration::DeviceType::DIRECT}};

@@ -40,5 +40,5 @@ extern "C" size_t arm_model_read_counters(arm_model_counter* counters, size_t) {
   return 1;
 }
 
-// Called instead of main(), which C++ code must not call.
+// The startup code calls this function. Its name is not main, because C++ forbids calls of main().
 extern "C" int run_firmware() { return arm_model_self_test(); }

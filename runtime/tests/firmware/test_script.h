@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reader of the listing of a method, which firmware.cpp describes.
+// Reader of the test script: what the firmware under test loads, calls, reads and writes. firmware.cpp describes its
+// entries.
 #pragma once
 
 #include <executorch/runtime/core/exec_aten/exec_aten.h>
@@ -23,8 +24,8 @@ inline std::FILE* open(const std::string& name, const char* mode) {
   return file;
 }
 
-// Reads the listing word by word.
-class Listing {
+// Reads the test script word by word.
+class TestScript {
  public:
   bool next(std::string* word) {
     char text[128];
@@ -34,7 +35,7 @@ class Listing {
   }
   std::string word() {
     std::string word;
-    return next(&word) ? word : (fail("the listing is cut off", word), word);
+    return next(&word) ? word : (fail("the test script is truncated", word), word);
   }
   int64_t number() { return std::strtoll(word().c_str(), nullptr, 10); }
   double real() { return std::strtod(word().c_str(), nullptr); }
@@ -54,11 +55,11 @@ class Listing {
 // A tensor, with the memory of its sizes, dim order and strides.
 class OwnTensor {
  public:
-  explicit OwnTensor(Listing* listing)
-      : type_(static_cast<executorch::aten::ScalarType>(listing->number())),
-        rank_(static_cast<size_t>(listing->number())),
-        sizes_(listing->numbers<int32_t>(rank_)),
-        order_(listing->numbers<uint8_t>(rank_)),
+  explicit OwnTensor(TestScript* script)
+      : type_(static_cast<executorch::aten::ScalarType>(script->number())),
+        rank_(static_cast<size_t>(script->number())),
+        sizes_(script->numbers<int32_t>(rank_)),
+        order_(script->numbers<uint8_t>(rank_)),
         strides_(rank_, 1),
         impl_(type_, static_cast<ssize_t>(rank_), sizes_.data(), nullptr, order_.data(), strides_.data()) {
     for (size_t i = rank_; i-- > 1;) {
