@@ -83,7 +83,7 @@ def build_firmware_runner() -> Path:
     # linker would drop them by default.
     kernels = ("-Wl,--no-as-needed", "-lexecutorch_kernels_optimized", "-lexecutorch_kernels_quantized")
     link_flags = (str(emulator), f"-L{library}", *kernels, "-lexecutorch", f"-Wl,-rpath,{library}")
-    target = _cache_path(f"firmware_trial-{_cache_key(executorch, _RUNNER_FOLDERS, link_flags)}")
+    target = _cache_path(f"measure_pools-{_cache_key(executorch, _RUNNER_FOLDERS, link_flags)}")
     if not target.exists():
         sources = [*(CPP_FOLDER / unit for unit in _RUNNER_SOURCES), *list_kernel_sources()]
         _build_binary("the program that tests firmware", executorch, target, sources, link_flags)

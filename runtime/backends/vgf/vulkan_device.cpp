@@ -6,6 +6,7 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -66,8 +67,8 @@ std::vector<char> read_cache_file(const char* path) {
 }
 
 void write_cache_file(const char* path, const std::vector<char>& data) {
-  // Write to another name first: other processes may read the file.
-  const std::string partial = std::string(path) + ".new";
+  // Write to a name of this process first: other processes may read or write the file.
+  const std::string partial = std::string(path) + "." + std::to_string(std::random_device{}()) + ".new";
   const uint32_t checksum = crc32(data.data(), data.size());
   std::ofstream file(partial, std::ios::binary | std::ios::trunc);
   file.write(data.data(), static_cast<std::streamsize>(data.size()));
@@ -75,6 +76,7 @@ void write_cache_file(const char* path, const std::vector<char>& data) {
   file.close();
   if (!file || std::rename(partial.c_str(), path) != 0) {
     ARM_RUNTIME_LOG(Error, "%s='%s' could not be written; pipelines will be compiled again", kCacheVariable, path);
+    std::remove(partial.c_str());
   }
 }
 
