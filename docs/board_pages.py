@@ -80,8 +80,11 @@ FAMILIES = (
         "corstone-",
         (
             Step("Memory of Corstone-300: the NPU reaches SRAM and DDR, not the core's TCMs"),
-            Step("FVP: set `ARMFVP_BIN_PATH` to its folder, then `west build -b <target> <application> -t run`", _MPS3),
-            Step("Corstone-315 and -320 have only an FVP: run it in the same way", _MPS4),
+            Step(
+                "FVP: set `ARMFVP_BIN_PATH` to the FVP's folder, then `west build -b <target> <application> -t run`",
+                _MPS3,
+            ),
+            Step("Zephyr supports only the FVPs of Corstone-315 and -320: run these FVPs in the same way", _MPS4),
             Step(
                 "MPS3 board with AN547: build for `mps3/corstone300/an547`, copy the ELF file to `SOFTWARE` on the "
                 "board's USB drive, name it in `MB/HBI0309C/AN547/images.txt`, and reset",
@@ -100,8 +103,8 @@ FAMILIES = (
             Step("The E8 development kit can also be configured as E4 or E6; Zephyr's targets here are for E8", _ALIF),
             Step("Flash with a J-Link probe and `west flash`, or with Alif's Security Toolkit (SETOOLS)", _ALIF),
             Step(
-                "Memory of E3, E5 and E7: SRAM0 has 4 MiB and SRAM1 2.5 MiB. They are not contiguous: "
-                "`.arm_model_temp` must fit into one"
+                "Memory of E3, E5 and E7: SRAM0 has 4 MiB, and SRAM1 has 2.5 MiB. The two memories are not adjacent, "
+                "so `.arm_model_temp` must fit into one of them"
             ),
         ),
     ),
@@ -111,8 +114,8 @@ FAMILIES = (
         (
             Step("Toolchain: Arm GNU toolchain 13.2.rel1 in `PATH`; build with `make` in `EPII_CM55M_APP_S`", _HIMAX),
             Step(
-                "Image: run `we2_local_image_gen project_case1_blp_wlcsp.json` in `we2_image_gen_local`; it converts "
-                "the ELF file",
+                "Image: run `we2_local_image_gen project_case1_blp_wlcsp.json` in `we2_image_gen_local`, which "
+                "converts the ELF file to an image",
                 _HIMAX,
             ),
             Step(
@@ -130,9 +133,11 @@ FAMILIES = (
         "Infineon PSOC Edge",
         "infineon-",
         (
-            Step("Build with `--sysbuild`: the Cortex-M55 needs an application of the Cortex-M33", _PSOC),
+            Step("Build with `--sysbuild`: the Cortex-M55 also needs an application on the Cortex-M33", _PSOC),
             Step(
-                "Flash with Infineon's OpenOCD, `west flash` with `-DOPENOCD=<path>`; the switch `BOOT SW` is on", _PSOC
+                "Flash with Infineon's OpenOCD: turn the switch `BOOT SW` on, then `west flash` with "
+                "`-DOPENOCD=<path>`",
+                _PSOC,
             ),
         ),
     ),
@@ -140,7 +145,7 @@ FAMILIES = (
         "Nuvoton NuMaker-M55M1",
         "nuvoton-",
         (
-            Step("Flash with the Nu-Link2 on the board, `west flash`", _NUVOTON),
+            Step("Flash with the Nu-Link2 on the board: `west flash`", _NUVOTON),
             Step("Serial port over USB: set the switches 1 to 3 of the DIP switch ISW1 to on", _NUVOTON),
         ),
     ),
@@ -149,10 +154,10 @@ FAMILIES = (
         "Renesas",
         "renesas-",
         (
-            Step("Flash the EK-RA8P1 with the J-Link on the board, `west flash -r jlink`", _RENESAS),
+            Step("Flash the EK-RA8P1 with the J-Link on the board: `west flash -r jlink`", _RENESAS),
             Step(
-                "Zephyr gives each of the two cores half of MRAM and SRAM: change the nodes `code_mram_cm85` and "
-                "`sram0` for a larger program",
+                "Zephyr gives each of the two cores half of MRAM and SRAM. For a larger program, change the nodes "
+                "`code_mram_cm85` and `sram0` of the devicetree",
                 _RENESAS,
             ),
             Step(f"RZ/G3E: {_UNDOCUMENTED[0].lower()}{_UNDOCUMENTED[1:]}"),
