@@ -61,7 +61,7 @@ def export(
             in each sample, as in the batches of a ``DataLoader`` or in ``[(x, label)]``. Default: None, no accuracy.
         metric (callable, optional): ``metric(outputs, sample)`` returns a number, higher is better. The report has its
             mean over the samples in place of the top-1 accuracy. A sample may have further items after the inputs, such
-            as the target. ``metric`` receives them, but the model does not.
+            as the expected output. ``metric`` receives these items, but the model does not.
         output (str or Path, optional): write the ``.pte`` to this path. The path is checked before compilation starts.
         dynamic_shapes (dict, tuple or list, optional): dynamic dimensions, as in ``torch.export.export``; for several
             methods, a dict by method name. Requires ``sizes``, because Arm targets are compiled for fixed shapes.
@@ -80,10 +80,10 @@ def export(
             ``CORTEX_M_INT8``, compare the outputs with a second implementation of the kernels. Takes about a second per
             sample for MobileNetV2. The first call needs a C++ compiler. Default: False.
         cache_dir (str or Path, optional): a folder that caches compiled programs; it is created if needed. The cache
-            key covers the captured graph with its source lines and weights, the samples, the calibration data, the
-            recipe, tool versions and the sources of this package and its compiler core. On a cache hit, the call still
-            captures the model and reads the samples, because it computes the key from them. Each program is one file,
-            which can be deleted at any time.
+            key is a digest of the captured graph with its source lines and weights, the samples, the calibration data,
+            the recipe, tool versions, and the sources of ``arm_recipes`` and ``arm_backend_core``. Also on a cache hit,
+            the call captures the model and reads the samples, because it computes the key from them. Each program is
+            one file, which can be deleted at any time.
         progress (bool): show a progress bar if standard error is a terminal. Default: True.
 
     Returns:

@@ -42,9 +42,9 @@ class ArmRecipeProvider(BackendRecipeProvider):
         """Build a recipe. Returns None for recipe types of other providers.
 
         Raises:
-            ValueError: an argument is unknown or invalid, arguments contradict each other, or neither the installed
-                Vela nor the ``.ini`` file defines a system configuration or memory mode with this name. All arguments
-                are checked before the recipe is built.
+            ValueError: an argument is unknown or invalid, arguments contradict each other, or the ``.ini`` file of
+                Vela's configurations does not define the named system configuration or memory mode. All arguments are
+                checked before the recipe is built.
         """
         if not isinstance(recipe_type, ArmRecipeType):
             return None
@@ -54,7 +54,7 @@ class ArmRecipeProvider(BackendRecipeProvider):
         }
         with frozen_gc():  # the first call imports the compiler, and imports start garbage collections
             values = options.resolve_options(recipe_type.name, kwargs)
-            precisions.check(recipe_type.name, (values.get("precisions") or {}).values())
+            precisions.check_precisions(recipe_type.name, (values.get("precisions") or {}).values())
             spec = SPEC_BUILDERS[recipe_type.name](values)
             if values["dump_dir"] is not None:
                 spec.dump_intermediate_artifacts_to(str(values["dump_dir"]))
@@ -65,7 +65,7 @@ class ArmRecipeProvider(BackendRecipeProvider):
 def _assemble_recipe(
     recipe_type: ArmRecipeType, spec: ArmCompileSpec, values: Options, user_options: Options
 ) -> ArmRecipe:
-    """Assemble the quantization, edge passes and partitioner of a recipe.
+    """Assemble a recipe from its quantization, ATen transforms, edge passes, partitioner and memory planning.
 
     Args:
         recipe_type: the type.
@@ -134,7 +134,7 @@ def _assemble_recipe(
 def _planning_options(target: str, values: Options, memory_planner: BankedMemoryPlanner | None) -> dict[str, Any]:
     """Arguments of ``ExecutorchBackendConfig``: the symbolic shape pass, and the memory planning pass.
 
-    The memory planning pass is omitted if it would equal ExecuTorch's default.
+    The memory planning pass is omitted if ExecuTorch's default pass plans in the same way.
     """
     from executorch.exir.memory_planning import greedy
 
@@ -155,7 +155,8 @@ def _planning_options(target: str, values: Options, memory_planner: BankedMemory
 def _shares_scratch(target: str, values: Options) -> bool:
     """Whether the memory plan may place the NPU's scratch.
 
-    This is allowed for firmware (not for Direct Drive), with the option ``shared_scratch`` and without ``memory``.
+    The program must be for firmware (not for Direct Drive), with the option ``shared_scratch`` and without the option
+    ``memory``.
     """
     return target == "ETHOSU" and not values.get("direct_drive") and values["shared_scratch"] and not values["memory"]
 
@@ -211,7 +212,7 @@ def _build_quantization(quantizer: Any, name: str, values: Mapping[str, Any]) ->
     default = precisions.default_precision(name, per_channel=values["per_channel"])
     precisions.configure_quantizer(quantizer, default, values["precisions"] or {}, OBSERVERS[values["observer"]])
     algorithms = options.resolve_algorithms(values["algorithms"], name)
-    if values["quantized_io"]:  # quantized outputs have the same dtype as quantized inputs
+    if values["quantized_io"]:  # the outputs then have the inputs' dtype, so they cannot become int16
         algorithms = tuple(algorithm for algorithm in algorithms if algorithm != "int16_outputs")
     return make_quantization_recipe(
         quantizer, values["calibration_samples"], algorithms, values["qat"], values["min_sqnr"]

@@ -74,8 +74,8 @@ class ExportResult(Artifact):
 
         Raises:
             ValueError: ``path`` is not writable, ``bundled_samples`` do not match the model's inputs, or a bundled
-                program cannot hold the inputs or outputs. If the result is from the cache, ``reference`` and
-                ``etrecord`` also raise this error if the model has changed since the export.
+                program cannot hold the inputs or outputs. With ``reference`` or ``etrecord`` and a result from the
+                cache: the model has changed since the export.
             RunError: ``bundled_samples`` are given, and the program cannot run on this machine.
         """
         target = check_writable(path)
@@ -108,7 +108,7 @@ class ExportResult(Artifact):
     ) -> ExportResult:
         """Compile for another NPU, memory mode, board or optimization goal. Reuses the captured and quantized model.
 
-        The program equals that of a complete ``export`` with the new recipe.
+        The program equals, byte by byte, the program of a complete ``export`` with the new recipe.
 
         Args:
             recipe: type or name of another recipe for the same kind of target and precision, such as
@@ -122,8 +122,8 @@ class ExportResult(Artifact):
 
         Raises:
             ValueError: the quantized model depends on a changed option, an option is invalid, the model has changed
-                since the export, the recipe of this result is not of this package, or its stages do not capture the
-                model.
+                since the export, the recipe of this result is not of this package, or the recipe's pipeline has no
+                stage that captures the model.
             ExportError, ArmBackendError, RunError: as ``export``.
 
         Example::
@@ -139,8 +139,8 @@ class ExportResult(Artifact):
     def save_firmware(self, folder: str | Path, samples: Samples | None = None) -> Firmware:
         """Write a firmware project for a program for Ethos-U or ``CORTEX_M_INT8``. Its README.md says how to build it.
 
-        The sizes of the memory pools are computed for 32-bit and 64-bit pointers. To test the 64-bit sizes, the program
-        runs on this machine in pools of exactly these sizes.
+        The firmware's memory pools have computed sizes, for 32-bit and for 64-bit pointers. To test the 64-bit sizes,
+        the program runs on this machine in pools of exactly these sizes.
 
         If the recipe has the option ``board``, the linker script names the board's memories. The folder then also has
         files for CMake presets, Zephyr and CMSIS, as far as public documents describe the board.
@@ -188,7 +188,8 @@ class ExportResult(Artifact):
                 is an integer, layers are compared for this number of samples only, beginning with the first sample.
             workers: maximum number of processes. Processes are started only if more than 20 s of work remain after the
                 first samples. Default: one per core. If ``joblib.parallel_config`` is set and ``workers`` is not, the
-                processes of that configuration run all samples. The samples of a model with state run in this process.
+                processes of this joblib configuration run all samples. All samples of a model with state run in the
+                calling process.
             progress: show a progress bar if standard error is a terminal.
 
         Raises:
@@ -232,8 +233,8 @@ class ExportResult(Artifact):
         ``calculate_numeric_gap("SNR")`` compares it with PyTorch. A VGF delegate has events for its outputs only.
 
         Durations of CPU operators and of whole delegates are wall-clock times on this machine. An Ethos-U delegate
-        runs in the emulator. Durations of Ethos-U layers are Vela's estimate: cycles at the clock of the system
-        configuration. TOSA layers have no duration.
+        runs in the emulator, so its wall-clock time says nothing about the NPU. Durations of Ethos-U layers are Vela's
+        estimate: estimated cycles divided by the clock of the system configuration. TOSA layers have no duration.
 
         Args:
             method: the method to run. Default: ``main_method``. The Inspector calls it "forward".
@@ -253,8 +254,9 @@ class ExportResult(Artifact):
         """Suggest changes that reduce cycles or SRAM of an Ethos-U program. Vela compiles each suggestion.
 
         The search tries the other memory modes, ``optimise="size"``, per-tensor weight scales, 2:4 sparse weights (if
-        the program has one method), and fewer channels. Among the layers whose number of channels exceeds a multiple of
-        16 by one to four, it removes the excess channels from the six largest. The search takes some seconds.
+        the program has one method), and fewer channels. For fewer channels, it takes the layers whose number of
+        channels exceeds a multiple of 16 by one to four. It removes the excess channels of the six largest of these
+        layers. The search takes some seconds.
 
         Raises:
             ValueError: the recipe is not for an Ethos-U, or no part of the program runs on the NPU.

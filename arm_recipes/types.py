@@ -32,7 +32,7 @@ Labels = int | _Tensor | Iterable[int | _Tensor]
 """Class labels: one for each item of the batches, in the order of the samples."""
 
 Metric = Callable[[Any, Any], Any]
-"""A function ``metric(outputs, sample)`` that returns a number."""
+"""A function ``metric(outputs, sample)`` that returns a number; higher is better."""
 
 Budget = Mapping[str, int | float | str]
 """Upper limits by kind of cost, ``cycles``, ``sram``, ``flash`` or ``traffic``.

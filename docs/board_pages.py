@@ -4,8 +4,8 @@
     python docs/board_pages.py --check   # compare; write nothing
 
 NPU, configuration and memories come from ``boards.py`` and ``board_support.py`` of ``arm_recipes/recipe/`` and from
-Vela's configuration. This module has the build and flash steps of the vendors' tools, each with its source. A step
-that no document describes is omitted.
+Vela's configuration. This module has the instructions for the vendors' build and flash tools, each with its source. An
+instruction that no document states is omitted.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _MARKER = "<!-- docs/board_pages.py writes the rest of this page. -->\n"
 
 
 @dataclass(frozen=True)
-class Step:
-    """An item of the list below a table.
+class ListItem:
+    """An item of the list below the table of a board family.
 
     Attributes:
         text: instruction or fact.
@@ -58,109 +58,111 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Family:
+class BoardFamily:
     """Boards that are built and flashed with the same tools.
 
     Attributes:
         title: heading of the section.
         prefix: start of the names of the boards.
-        steps: build and flash instructions.
+        items: build and flash instructions, and facts about the boards.
     """
 
     title: str
     prefix: str
-    steps: tuple[Step, ...]
+    items: tuple[ListItem, ...]
 
 
 _UNDOCUMENTED = "We found no document that describes how firmware with ExecuTorch uses this NPU"
 
 FAMILIES = (
-    Family(
+    BoardFamily(
         "Arm Corstone",
         "corstone-",
         (
-            Step("Memory of Corstone-300: the NPU reaches SRAM and DDR, not the core's TCMs"),
-            Step(
-                "FVP: set `ARMFVP_BIN_PATH` to the FVP's folder, then `west build -b <target> <application> -t run`",
-                _MPS3,
+            ListItem("Memory of Corstone-300: the NPU reaches SRAM and DDR, not the core's TCMs"),
+            ListItem(
+                "FVP: set `ARMFVP_BIN_PATH` to its folder, then `west build -b <target> <application> -t run`", _MPS3
             ),
-            Step("Zephyr supports only the FVPs of Corstone-315 and -320: run these FVPs in the same way", _MPS4),
-            Step(
+            ListItem("Corstone-315 and -320 have only an FVP: run it in the same way", _MPS4),
+            ListItem(
                 "MPS3 board with AN547: build for `mps3/corstone300/an547`, copy the ELF file to `SOFTWARE` on the "
                 "board's USB drive, name it in `MB/HBI0309C/AN547/images.txt`, and reset",
                 _MPS3,
             ),
-            Step(
+            ListItem(
                 "MACs: start the FVP and export with the same number, for example `-C ethosu.num_macs=128` and "
                 "`macs=128`. On Corstone-315 and -320, the parameter is `mps4_board.subsystem.ethosu.num_macs`"
             ),
         ),
     ),
-    Family(
+    BoardFamily(
         "Alif Ensemble",
         "alif-",
         (
-            Step("The E8 development kit can also be configured as E4 or E6; Zephyr's targets here are for E8", _ALIF),
-            Step("Flash with a J-Link probe and `west flash`, or with Alif's Security Toolkit (SETOOLS)", _ALIF),
-            Step(
-                "Memory of E3, E5 and E7: SRAM0 has 4 MiB, and SRAM1 has 2.5 MiB. The two memories are not adjacent, "
-                "so `.arm_model_temp` must fit into one of them"
+            ListItem(
+                "The E8 development kit can also be configured as E4 or E6; the Zephyr targets above are for E8", _ALIF
+            ),
+            ListItem("Flash with a J-Link probe and `west flash`, or with Alif's Security Toolkit (SETOOLS)", _ALIF),
+            ListItem(
+                "Memory of E3, E5 and E7: SRAM0 has 4 MiB and SRAM1 2.5 MiB. They are not contiguous: "
+                "`.arm_model_temp` must fit into one of them"
             ),
         ),
     ),
-    Family(
+    BoardFamily(
         "Himax WiseEye2",
         "himax-",
         (
-            Step("Toolchain: Arm GNU toolchain 13.2.rel1 in `PATH`; build with `make` in `EPII_CM55M_APP_S`", _HIMAX),
-            Step(
-                "Image: run `we2_local_image_gen project_case1_blp_wlcsp.json` in `we2_image_gen_local`, which "
-                "converts the ELF file to an image",
+            ListItem(
+                "Toolchain: Arm GNU toolchain 13.2.rel1 in `PATH`; build with `make` in `EPII_CM55M_APP_S`", _HIMAX
+            ),
+            ListItem(
+                "Image: run `we2_local_image_gen project_case1_blp_wlcsp.json` in `we2_image_gen_local`; it converts "
+                "the ELF file to an image",
                 _HIMAX,
             ),
-            Step(
+            ListItem(
                 "Flash: `python3 xmodem/xmodem_send.py --port=<port> --baudrate=921600 --protocol=xmodem "
                 "--file=<image>`; an image has at most 1 MB",
                 _HIMAX,
             ),
-            Step(
+            ListItem(
                 "The makefiles of `EPII_CM55M_APP_S` do not use CMake: add the sources that the firmware folder's "
                 "`CMakeLists.txt` lists"
             ),
         ),
     ),
-    Family(
+    BoardFamily(
         "Infineon PSOC Edge",
         "infineon-",
         (
-            Step("Build with `--sysbuild`: the Cortex-M55 also needs an application on the Cortex-M33", _PSOC),
-            Step(
-                "Flash with Infineon's OpenOCD: turn the switch `BOOT SW` on, then `west flash` with "
-                "`-DOPENOCD=<path>`",
+            ListItem("Build with `--sysbuild`: the Cortex-M55 needs an application of the Cortex-M33", _PSOC),
+            ListItem(
+                "Flash with Infineon's OpenOCD, `west flash` with `-DOPENOCD=<path>`; set the switch `BOOT SW` to on",
                 _PSOC,
             ),
         ),
     ),
-    Family(
+    BoardFamily(
         "Nuvoton NuMaker-M55M1",
         "nuvoton-",
         (
-            Step("Flash with the Nu-Link2 on the board: `west flash`", _NUVOTON),
-            Step("Serial port over USB: set the switches 1 to 3 of the DIP switch ISW1 to on", _NUVOTON),
+            ListItem("Flash with the Nu-Link2 on the board, `west flash`", _NUVOTON),
+            ListItem("Serial port over USB: set the switches 1 to 3 of the DIP switch ISW1 to on", _NUVOTON),
         ),
     ),
-    Family("NXP i.MX 93", "nxp-", (Step(_UNDOCUMENTED),)),
-    Family(
+    BoardFamily("NXP i.MX 93", "nxp-", (ListItem(_UNDOCUMENTED),)),
+    BoardFamily(
         "Renesas",
         "renesas-",
         (
-            Step("Flash the EK-RA8P1 with the J-Link on the board: `west flash -r jlink`", _RENESAS),
-            Step(
-                "Zephyr gives each of the two cores half of MRAM and SRAM. For a larger program, change the nodes "
-                "`code_mram_cm85` and `sram0` of the devicetree",
+            ListItem("Flash the EK-RA8P1 with the J-Link on the board, `west flash -r jlink`", _RENESAS),
+            ListItem(
+                "Zephyr gives each of the two cores half of MRAM and SRAM: change the nodes `code_mram_cm85` and "
+                "`sram0` for a larger program",
                 _RENESAS,
             ),
-            Step(f"RZ/G3E: {_UNDOCUMENTED[0].lower()}{_UNDOCUMENTED[1:]}"),
+            ListItem(f"RZ/G3E: {_UNDOCUMENTED[0].lower()}{_UNDOCUMENTED[1:]}"),
         ),
     ),
 )
@@ -183,22 +185,22 @@ def render_page() -> str:
     return "\n".join([f"{head}{_MARKER}", *lines]).rstrip() + "\n"
 
 
-def boards_of(family: Family) -> list[Board]:
-    """The boards of a family."""
+def find_boards(family: BoardFamily) -> list[Board]:
+    """Find the boards of a family by the prefix of their names."""
     return [board for board in BOARDS.values() if board.name.startswith(family.prefix)]
 
 
-def _render_family(family: Family) -> Iterator[str]:
+def _render_family(family: BoardFamily) -> Iterator[str]:
     yield f"## {family.title}\n"
     columns = ("`board=`", "Recipe", "MACs", "Memory mode", "`.arm_model_pte`", "`.arm_model_temp`", "Fast scratch")
     yield _row((*columns, "SRAM", "Flash", "Zephyr's target"))
     yield _row(["---"] * (len(columns) + 3))
-    for board in boards_of(family):
+    for board in find_boards(family):
         yield _row(_board_cells(board))
     yield ""
-    for step in (*_memory_steps(family), *family.steps):
+    for item in (*_memory_items(family), *family.items):
         yield textwrap.fill(
-            str(step),
+            str(item),
             _WIDTH,
             initial_indent="- ",
             subsequent_indent="  ",
@@ -208,16 +210,16 @@ def _render_family(family: Family) -> Iterator[str]:
     yield ""
 
 
-def _memory_steps(family: Family) -> Iterator[Step]:
-    """Yield the memories in the linker scripts of ``save_firmware``. Boards with the same memories share a step."""
+def _memory_items(family: BoardFamily) -> Iterator[ListItem]:
+    """Yield the memories in the linker scripts of ``save_firmware``. Boards with the same memories share an item."""
     boards_by_memories: dict[Memories, list[str]] = {}
-    for board in boards_of(family):
+    for board in find_boards(family):
         support = find_support(board.name)
         if support is not None and support.memories is not None:
             boards_by_memories.setdefault(support.memories, []).append(f"`{board.name}`")
     for memories, names in boards_by_memories.items():
         regions = ", ".join(f"`{memory.name}` at `0x{memory.origin:08x}`" for memory in memories.all())
-        yield Step(f"Memories in the linker scripts, {', '.join(names)}: {regions}", memories.source)
+        yield ListItem(f"Memories in the linker scripts of {', '.join(names)}: {regions}", memories.source)
 
 
 def _board_cells(board: Board) -> Iterator[str]:

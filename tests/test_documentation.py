@@ -241,7 +241,7 @@ def test_a_first_installation_is_from_a_clone() -> None:
 def test_the_firmware_page_lists_every_board() -> None:
     """Every board has a row."""
     assert board_pages.PAGE.read_text() == board_pages.render_page(), "run docs/board_pages.py"
-    named = [board.name for family in board_pages.FAMILIES for board in board_pages.boards_of(family)]
+    named = [board.name for family in board_pages.FAMILIES for board in board_pages.find_boards(family)]
     assert sorted(named) == sorted(BOARDS)
 
 

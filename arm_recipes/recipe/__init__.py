@@ -1,1 +1,1 @@
-"""Recipes: their options, precisions, targets, and saved form."""
+"""Recipes: options, precisions, boards, compile specs, and the JSON form in which recipes are saved."""

@@ -38,7 +38,8 @@ class Memories:
     Attributes:
         source: address of the document.
         sram: SRAM.
-        flash: memory of the program if the memory mode places constants in off-chip flash. For Corstone, the DRAM.
+        flash: memory of the program if the memory mode places constants in off-chip flash. The Corstones have no flash:
+            their DRAM takes its place.
         dram: DRAM, for memory modes with activations in DRAM.
     """
 
@@ -59,9 +60,9 @@ class ZephyrBoard:
     Attributes:
         target: board target of ``west build``.
         source: address of the document.
-        nodes: devicetree source that the board's own devicetree lacks.
-        sram: memory region of Zephyr's linker script that the NPU reaches; "": Zephyr's own RAM.
-        program: memory region for a program that is not in SRAM; "": Zephyr's own flash.
+        nodes: devicetree source to add to the board's own devicetree.
+        sram: SRAM that the NPU reaches, a memory region of Zephyr's linker script; "": the region of Zephyr's data.
+        program: memory region for a program that is not in SRAM; "": the region of Zephyr's code.
     """
 
     target: str
@@ -106,8 +107,8 @@ class Placement:
     """Kinds of memory ("sram", "flash" or "dram") that hold the program and the NPU's scratch.
 
     Attributes:
-        program: memory of the program, which contains the constants that the NPU reads. If Vela places constants in
-            on-chip flash, this is "sram".
+        program: memory of the program, which contains the constants that the NPU reads. It is "sram" if Vela's
+            configuration places constants in SRAM or on-chip flash.
         scratch: memory of the NPU's scratch.
     """
 
@@ -170,9 +171,9 @@ def _region_node(label: str, node: str, origin: int, size: str, region: str) -> 
     )
 
 
-# Zephyr's code is at the start of the internal SRAM of Corstone-310, -315 and -320, and its data in an SRAM that the
-# NPU does not reach. As in Zephyr's own sample, the code keeps 1 MiB, and the rest of the internal SRAM becomes
-# a second region.
+# On Corstone-310, -315 and -320, Zephyr's code is at the start of the internal SRAM, and Zephyr's data are in an SRAM
+# that the NPU does not reach. As in Zephyr's own sample, the code keeps 1 MiB of the internal SRAM. The rest becomes a
+# second region, for the model.
 _SPLIT_ISRAM = "&isram {\n\treg = <0x31000000 DT_SIZE_M(1)>;\n};\n\n" + _region_node(
     "arm_model_sram", "sram", 0x31100000, "DT_SIZE_M(3)", "ARM_MODEL_SRAM"
 )
@@ -273,8 +274,8 @@ _ALIF_U55_NODE = """\
 def _alif() -> Iterator[tuple[str, BoardSupport]]:
     """Yield (name, firmware properties) of each Alif Ensemble.
 
-    Only SRAM0 is given, which is not contiguous with SRAM1: the linker section ``.arm_model_temp`` must fit into one of
-    them.
+    The records name only SRAM0. SRAM1 is not contiguous with it, and the linker section ``.arm_model_temp`` must fit
+    into one memory.
     """
     for name in BOARDS:
         if not name.startswith("alif-"):

@@ -35,8 +35,8 @@ class Board:
         title: name of the product. If the product has several NPUs, also the NPU or its core.
         family: NPU family, for example ``ethos-u55``.
         macs: MACs per cycle; None if the platform's user chooses them, as on an FVP.
-        system_config: system configuration: clock and memories; None: no document describes them, so the default of the
-            recipe applies.
+        system_config: Vela's system configuration, which describes clock and memories. None: no document describes
+            them, so the recipe's default applies.
         memory_mode: memory mode; None: the default of the recipe.
         sram: bytes of SRAM that NPU and CPU share.
         flash: bytes of memory for the program.
@@ -236,11 +236,11 @@ _CORSTONE = (
 
 
 def _alif(series: str, sram: int, source: str, *, has_u85: bool) -> Iterator[Board]:
-    """The NPUs of an Alif Ensemble: one for each core, and the Ethos-U85 that the cores share.
+    """Yield a record for each NPU of an Alif Ensemble: an Ethos-U55 for each core, and the Ethos-U85 of both cores.
 
     Args:
         series: for example ``E7``.
-        sram: bytes of SRAM0 and SRAM1; all series here have 5.5 MiB of MRAM.
+        sram: bytes of SRAM0 and SRAM1 together. The size of the MRAM is no argument: all series here have 5.5 MiB.
         source: address of the document that states the sizes.
         has_u85: whether the series has an Ethos-U85.
     """
@@ -265,7 +265,7 @@ _ALIF = (
     *_alif("E3", 6656 * _KIB, _ALIF_PACK, has_u85=False),  # variants with F55D5 in their part number
     *_alif("E4", 8 * _MIB, _ALIF_PACK, has_u85=True),
     *_alif("E5", 6656 * _KIB, _ALIF_PACK, has_u85=False),
-    *_alif("E6", 8 * _MIB, _ALIF_E6, has_u85=False),  # no document that was found says whether it has an Ethos-U85
+    *_alif("E6", 8 * _MIB, _ALIF_E6, has_u85=False),  # we found no document that says whether it has an Ethos-U85
     *_alif("E7", 6656 * _KIB, _ALIF_PACK, has_u85=False),
     *_alif("E8", 8 * _MIB, _ALIF_PACK, has_u85=True),
 )

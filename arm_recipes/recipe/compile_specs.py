@@ -50,10 +50,11 @@ def _ethos_u_spec_builder(family: str, default_macs: int) -> Callable[[Options],
 
 
 def _host_cpu(family: str, values: Options) -> str | None:
-    """The host CPU: the Cortex-M whose int8 kernels run the operators outside of delegates.
+    """Return the host CPU: the Cortex-M whose int8 kernels run the quantized operators outside of delegates.
 
-    None: these operators stay in floating point. This is the default beside a CPU that runs Linux (Ethos-U65, Direct
-    Drive).
+    Returns:
+        Name of the Cortex-M. None: these operators compute in floating point. None is the default if the CPU beside
+        the NPU runs Linux (Ethos-U65, Direct Drive).
     """
     from arm_backend_core.targets.cortex_m import DEFAULT_HOST_CPU
 
@@ -97,13 +98,13 @@ def _vela_flags(values: Options) -> list[str]:
 def _build_tosa_spec(tosa_spec: str, values: Options) -> ArmCompileSpec:
     from arm_backend_core.targets.compile_spec import TosaCompileSpec
 
-    return TosaCompileSpec(_with_extensions(tosa_spec, values))
+    return TosaCompileSpec(_add_extensions(tosa_spec, values))
 
 
 def _build_vgf_spec(tosa_spec: str, values: Options) -> ArmCompileSpec:
     from arm_backend_core.targets.compile_spec import VgfCompileSpec
 
-    extended = _with_extensions(tosa_spec, values)
+    extended = _add_extensions(tosa_spec, values)
     if "mxfp" in extended.split("+"):
         raise ValueError("extensions: the VGF converter does not support block-scaled types ('mxfp'); use TOSA_FP")
     if "controlflow" in extended.split("+"):
@@ -114,8 +115,8 @@ def _build_vgf_spec(tosa_spec: str, values: Options) -> ArmCompileSpec:
     return VgfCompileSpec(extended)
 
 
-def _with_extensions(tosa_spec: str, values: Options) -> str:
-    """The TOSA specification string with the user's extensions added.
+def _add_extensions(tosa_spec: str, values: Options) -> str:
+    """Add the extensions of the options ``extensions`` and ``mx`` to a TOSA specification string.
 
     Raises:
         ValueError: TOSA has no extension with that name.
@@ -140,7 +141,9 @@ def _build_cortex_m_spec(values: Options) -> ArmCompileSpec:
 
 
 def recipe_processor(recipe: str, values: Options) -> Processor | None:
-    """The Cortex-M that runs a recipe's kernels: the target, or the CPU beside the NPU; None if there is none.
+    """Return the Cortex-M that runs a recipe's int8 kernels: the target, or the CPU beside the NPU.
+
+    Returns None if the recipe uses no int8 kernels.
 
     Args:
         recipe: name of the recipe.

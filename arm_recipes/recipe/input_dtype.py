@@ -1,4 +1,4 @@
-"""The option ``input_dtype``: integer inputs of a type that the target does not compute with (uint8)."""
+"""The option ``input_dtype``: program inputs of type uint8 for a target that computes in int8."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ def find_problem(value: Any) -> str | None:
     return None if value in (None, "uint8") else "none of these"
 
 
-def check(recipe: str, user_options: Mapping[str, Any]) -> None:
-    """Check ``input_dtype="uint8"``, which implies ``quantized_io=True``, against the recipe and the other options.
+def check_input_dtype(recipe: str, user_options: Mapping[str, Any]) -> None:
+    """Check that ``input_dtype="uint8"`` is allowed. It implies ``quantized_io=True``, and needs int8 activations.
 
     Raises:
         ValueError: the recipe quantizes inputs to int16, or the user passed ``quantized_io=False``.

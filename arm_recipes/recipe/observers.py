@@ -1,9 +1,9 @@
 """Observers of int8 activations: how a quantization range follows from the calibration values.
 
 "minmax" takes the minimum and maximum of all calibration values. The other observers differ from each other only for
-tensors with at least 8,192 values in all samples together. With fewer values, they take the minimum and maximum and
-widen this range, because values of new inputs usually exceed the range of few samples. Constant tensors with fewer
-values get the range with the least squared error instead.
+tensors with at least ``MIN_HISTOGRAM_VALUES`` (8,192) values in all samples together. For a tensor with fewer values,
+they all take the same range. For a constant tensor, this is the range with the least squared error. For other tensors,
+it is the minimum and maximum, widened because values of new inputs usually exceed the range of few samples.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ OBSERVERS: dict[str, type[RangeObserver]] = {
 
 
 def _uses_distribution(observer: RangeObserver, statistics: Any) -> bool:
-    """Whether the range follows from the distribution of the values.
+    """Whether the range follows from the distribution of the values, not only from their minimum and maximum.
 
-    There must be at least ``MIN_HISTOGRAM_VALUES`` values that are not all equal, and the tensor must not be a cast of
+    Conditions: at least ``MIN_HISTOGRAM_VALUES`` values, which are not all equal, and the tensor is not a cast of
     integers.
     """
     enough = statistics.count >= MIN_HISTOGRAM_VALUES
@@ -67,7 +67,7 @@ def _uses_distribution(observer: RangeObserver, statistics: Any) -> bool:
 
 
 def _minimize_kl_divergence(values: torch.Tensor, low: float, high: float, intervals: int) -> tuple[float, float]:
-    """Find the range with the smallest KL divergence. The candidates multiply both bounds by a factor from 1 to 1/16.
+    """Find the range with the smallest KL divergence among candidates: both bounds times a factor from 1 down to 1/16.
 
     The histogram omits zeros, which ReLU often produces, because every range represents zero exactly.
     """

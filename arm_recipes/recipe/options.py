@@ -22,11 +22,11 @@ class Option:
         name: the keyword.
         group: recipes that take the option: "all", "int" (quantizing recipes), "tosa" (TOSA and VGF recipes),
             "tosa-fp" (``TOSA_FP``), "ethos-u", "ethos-u85", "cortex-m", or "cortex-m-cpu" (Cortex-M and Ethos-U
-            recipes, whose Cortex-M runs int8 kernels).
+            recipes: in both, a Cortex-M may run int8 kernels).
         expects: the accepted values in words, for error messages.
         find_problem: returns the problem of a value, for the end of the message "got VALUE: PROBLEM"; None for a valid
             value.
-        default: value of an omitted argument. None: the default of the target, or no value.
+        default: value of an omitted argument. If it is None, the target determines the value, or the option has none.
     """
 
     name: str
@@ -73,7 +73,7 @@ def _flags_problem(value: Any) -> str | None:
     return None
 
 
-def _names_problem(value: Any) -> str | None:
+def _extensions_problem(value: Any) -> str | None:
     if isinstance(value, str):
         return f"a single str; write extensions=[{value!r}]"
     if value is not None and not (isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value)):
@@ -81,7 +81,7 @@ def _names_problem(value: Any) -> str | None:
     return None
 
 
-def _format_problem(value: Any) -> str | None:
+def _mx_format_problem(value: Any) -> str | None:
     return None if value is None or value in MX_FORMATS else "none of these"
 
 
@@ -250,9 +250,9 @@ ALGORITHMS = (
 OPT_IN_ALGORITHMS = ("gptq",)
 #: Algorithms that add more than 2 % to an NPU's cycles. Ethos-U recipes apply them only if ``algorithms`` names them.
 _COSTLY_NPU_ALGORITHMS = ("fused_rms_norms",)
-#: Algorithms whose results ``cortex_m`` operators do not support: these operators have no int16, and softmax has the
-#: fixed scale 1/256.
-#: ``CORTEX_M_INT8`` applies them only if ``algorithms`` names them.
+#: Algorithms whose results ``cortex_m`` operators do not support: these operators do not compute in int16, and the
+#: result of their softmax has the fixed scale 1/256. ``CORTEX_M_INT8`` applies these algorithms only if ``algorithms``
+#: names them.
 _NOT_ON_CORTEX_M = ("attention_scales", "int16_angles", "int16_coordinates", "int16_outputs")
 
 #: Element types of OCP MX blocks of 32 channels, see ``arm_backend_core.ops.block_scaled``.
@@ -292,8 +292,8 @@ OPTIONS: dict[str, Option] = {
         Option("direct_drive", "ethos-u85", "a bool", _bool_problem, default=False),
         Option("cpu", "cortex-m-cpu", _EXPECTED_CPU, _name_problem, default="auto"),
         Option("isa", "cortex-m", '"mve", "dsp", "scalar", or None for the fastest', _name_problem),
-        Option("extensions", "tosa", 'a list of names of TOSA extensions, such as ["bf16"]', _names_problem),
-        Option("mx", "tosa-fp", f"one of {', '.join(map(repr, MX_FORMATS))}", _format_problem),
+        Option("extensions", "tosa", 'a list of names of TOSA extensions, such as ["bf16"]', _extensions_problem),
+        Option("mx", "tosa-fp", f"one of {', '.join(map(repr, MX_FORMATS))}", _mx_format_problem),
         Option("per_channel", "int", "a bool", _bool_problem, default=True),
         Option("precisions", "int", _EXPECTED_PRECISIONS, precisions.find_problem),
         Option("calibration_samples", "int", _EXPECTED_SAMPLES, _calibration_problem),
@@ -361,7 +361,7 @@ def resolve_options(recipe: str, user_options: Mapping[str, Any]) -> dict[str, A
             raise ValueError(f"{recipe}: {name} must be {expects}; got {_format_value(value)}: {problem}")
     checked = {name: user_options.get(name, OPTIONS[name].default) for name in names}
     if checked.get("input_dtype") is not None:
-        input_dtype.check(recipe, user_options)
+        input_dtype.check_input_dtype(recipe, user_options)
         checked["quantized_io"] = True
     if checked.get("board") is None:
         return checked

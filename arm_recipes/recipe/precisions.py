@@ -1,4 +1,4 @@
-"""Precisions of modules: the values of the option ``precisions``. Importing this module does not import PyTorch."""
+"""Precisions of modules: the option ``precisions``. Importing this Python module does not import PyTorch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _QUANTIZED_PRECISIONS = ("A16W8", "INT8", "A8W4")
 _PER_TENSOR_SUFFIX = "_PER_TENSOR"
 #: Precision of a module that stays in floating point, between quantized modules.
 FLOAT = "FP"
-#: All precisions: by decreasing number of bits, per-channel weight scales before per-tensor ones.
+#: All precisions, by decreasing number of bits. With equal bits, per-channel weight scales precede per-tensor scales.
 PRECISION_NAMES = (FLOAT, *(name + end for name in _QUANTIZED_PRECISIONS for end in ("", _PER_TENSOR_SUFFIX)))
 
 
@@ -50,7 +50,7 @@ def find_problem(value: Any) -> str | None:
     return None
 
 
-def check(recipe: str, names: Iterable[str]) -> None:
+def check_precisions(recipe: str, names: Iterable[str]) -> None:
     """Check that the recipe's target supports the precisions.
 
     Raises:

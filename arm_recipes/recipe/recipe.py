@@ -40,7 +40,7 @@ class ExportRecipe(executorch.export.ExportRecipe):
     def get_recipe(cls, recipe: RecipeType | str, **kwargs: Any) -> executorch.export.ExportRecipe:
         """Get a recipe by its type, or by the name of an ``ArmRecipeType``.
 
-        The case of the name is ignored, and ``-`` equals ``_``.
+        The case of the name does not matter, and ``-`` may replace ``_``.
 
         Raises:
             ValueError: there is no such recipe, or an option is invalid.
@@ -106,10 +106,12 @@ class ArmRecipe(ExportRecipe):
         return make_recipe(self.type_name, {**self.options, **changed})
 
     def with_npu_sram(self, available: int) -> ArmRecipe:
-        """Build a new recipe that limits the SRAM of its delegates. ``sram_budget`` still limits the whole program.
+        """Build a new recipe that limits the SRAM of each delegate.
+
+        The option ``sram_budget`` still limits the whole program.
 
         Args:
-            available: bytes of SRAM for the delegates.
+            available: bytes of SRAM for a delegate.
         """
         recipe = self.with_options()
         lowering = recipe.lowering_recipe
@@ -151,7 +153,7 @@ def make_recipe(name: str, options: Mapping[str, Any]) -> ArmRecipe:
 
 
 def build_recipe(recipe_type: ArmRecipeType, options: Mapping[str, Any], **recipe_fields: Any) -> ArmRecipe:
-    """Build an ``ArmRecipe``. ``recipe_fields`` are fields of ``ExportRecipe``."""
+    """Construct an ``ArmRecipe``. ``recipe_fields`` are the fields of ExecuTorch's ``ExportRecipe``."""
     return ArmRecipe(name=recipe_type.value, type_name=recipe_type.name, options=options, **recipe_fields)
 
 

@@ -1,7 +1,6 @@
 """Typed dicts of the recipe options, for code completion and type checkers.
 
-At run time, the records in ``options.OPTIONS`` validate the options.
-
+These types have no effect at run time: the records in ``options.OPTIONS`` validate the options.
 ``tests/recipe/test_options.py`` checks that each typed dict has exactly the options of its recipes.
 """
 
@@ -11,8 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-#: Precision of activations and weights of quantizing recipes.
+#: Precisions of quantizing recipes. "A8W4": int8 activations and 4-bit weights.
 IntPrecision = Literal["INT8", "A8W4", "A16W8"]
+#: Precisions of all recipes. "FP": floating point.
 Precision = Literal["FP", "INT8", "A8W4", "A16W8"]
 #: A number of bytes, or a string such as ``512KiB``.
 Bytes = int | str

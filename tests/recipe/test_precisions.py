@@ -126,5 +126,5 @@ def test_int4_weights_without_the_tosa_extension_give_the_same_results() -> None
 def test_finer_precision_is_one_that_the_recipe_accepts(recipe: str) -> None:
     """``compare`` advises it."""
     higher = precisions.higher_precision(recipe)
-    precisions.check(recipe, [higher])
+    precisions.check_precisions(recipe, [higher])
     assert (higher == "FP") == recipe.startswith("CORTEX_M")

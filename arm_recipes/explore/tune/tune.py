@@ -132,7 +132,7 @@ def _candidate_precisions(recipe: ArmRecipe, requested: Sequence[str] | None, bu
         problem = recipe_precisions.find_problem({str(i): name for i, name in enumerate(candidates)})
         if problem is not None:
             raise ValueError(f"candidate_precisions: {problem}")
-        recipe_precisions.check(recipe.type_name, candidates)
+        recipe_precisions.check_precisions(recipe.type_name, candidates)
     precisions = list(dict.fromkeys([own, *candidates]))
     if len(precisions) == 1:
         raise ValueError(f"candidate_precisions: nothing to choose from: the recipe's own is {own}; add another one")
