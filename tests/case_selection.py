@@ -1,13 +1,15 @@
 """Selection of the cases of ``make test``: they execute the same statements as all tests, in a third of the time.
 
 ``make selection`` runs all tests that are not marked ``verify`` in their source and measures for each the seconds and
-the lines of both packages that it executes (``--measure``). It records the selection in ``selected_cases.json``. The
-other cases are marked ``verify``. A test function that is not in the record runs with all its cases.
+the lines of both packages that it executes (``--measure``). It records the selection in ``selected_cases.json``, and
+digests of the other measured cases in ``unselected_cases.json``. The other cases are marked ``verify``. A case that is
+in neither file is new: it runs.
 """
 
 from __future__ import annotations
 
 import gzip
+import hashlib
 import heapq
 import json
 import os
@@ -23,6 +25,8 @@ from tests.cpp_suites import SUITES
 from tests.line_coverage import ROOT, LineRecorder
 
 RECORD = ROOT / "tests/selected_cases.json"
+UNSELECTED = ROOT / "tests/unselected_cases.json"
+_DIGEST_LENGTH = 6
 #: What ``list_missing_cases`` returned, in the stash of pytest's configuration.
 MISSING = pytest.StashKey[list[str]]()
 #: A function runs all its cases if they take fewer seconds than this together.
@@ -58,12 +62,35 @@ class Measured:
 
 
 def mark_unselected(items: Iterable[pytest.Item]) -> None:
-    """Mark the cases that are not selected with ``verify``."""
-    selected = _read()
+    """Mark the measured cases that are not selected with ``verify``."""
+    selected, unselected = _read(), {name: _split_digests(text) for name, text in _read_unselected().items()}
     for item in items:
         function, case = split_name(item.nodeid)
-        if case not in selected.get(function, (case,)):
+        if case not in selected.get(function, (case,)) and digest_case(case) in unselected.get(function, ()):
             item.add_marker(pytest.mark.verify)
+
+
+def digest_case(case: str) -> str:
+    """A short digest of a case: the ids of all cases would take megabytes."""
+    return hashlib.blake2b(case.encode(), digest_size=_DIGEST_LENGTH // 2).hexdigest()
+
+
+def digest_unselected(tests: Iterable[tuple[str, str]], selection: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """The digests, joined, of the cases that are not in ``selection``, by function.
+
+    Args:
+        tests: (function, case) of all tests.
+        selection: the result of ``select_cases``.
+    """
+    digests: dict[str, set[str]] = {}
+    for function, case in tests:
+        if case not in selection.get(function, (case,)):
+            digests.setdefault(function, set()).add(digest_case(case))
+    return {function: "".join(sorted(digests[function])) for function in sorted(digests)}
+
+
+def _split_digests(text: str) -> frozenset[str]:
+    return frozenset(text[start : start + _DIGEST_LENGTH] for start in range(0, len(text), _DIGEST_LENGTH))
 
 
 def list_missing_cases(items: Iterable[pytest.Item]) -> list[str]:
@@ -163,8 +190,8 @@ def main() -> None:
     """``python -m tests.case_selection FOLDER``: record the selection."""
     tests = list(read_measured(Path(sys.argv[1])))
     selection = select_cases(tests)
-    rows = (f"  {json.dumps(name)}: {json.dumps(cases)}" for name, cases in selection.items())
-    RECORD.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+    _write(RECORD, selection)
+    _write(UNSELECTED, digest_unselected(((test.function, test.case) for test in tests), selection))
     kept = [test for test in tests if test.case in selection.get(test.function, (test.case,))]
     for count, what in ((len(tests), "measured"), (len(kept), "selected")):
         seconds = sum(test.seconds for test in (tests if what == "measured" else kept))
@@ -174,8 +201,18 @@ def main() -> None:
             print(f"no case: {name}")
 
 
+def _write(path: Path, content: Mapping[str, object]) -> None:
+    rows = (f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in content.items())
+    path.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+
+
 def _read() -> Mapping[str, Sequence[str]]:
     content: dict[str, list[str]] = json.loads(RECORD.read_text())
+    return content
+
+
+def _read_unselected() -> Mapping[str, str]:
+    content: dict[str, str] = json.loads(UNSELECTED.read_text())
     return content
 
 

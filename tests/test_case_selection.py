@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from tests import case_selection
 from tests.case_selection import (
     Measure,
     Measured,
+    digest_unselected,
     list_missing_cases,
     mark_unselected,
     read_measured,
@@ -30,6 +32,10 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "selected_cases.json"
     path.write_text('{"test_a.py::test_rows": ["first"], "test_a.py::test_slow": []}')
     monkeypatch.setattr(case_selection, "RECORD", path)
+    tests = [("test_a.py::test_rows", "first"), ("test_a.py::test_rows", "second"), ("test_a.py::test_slow", "")]
+    unselected = tmp_path / "unselected_cases.json"
+    unselected.write_text(json.dumps(digest_unselected(tests, json.loads(path.read_text()))))
+    monkeypatch.setattr(case_selection, "UNSELECTED", unselected)
     return path
 
 
@@ -64,10 +70,18 @@ def test_a_function_without_lines_of_its_own_runs_its_quickest_case() -> None:
 
 
 def test_cases_that_are_not_selected_are_marked(request: pytest.FixtureRequest, record: Path) -> None:
-    names = ["test_rows[first]", "test_rows[second]", "test_slow", "test_new[x]", "test_rows[first]@group"]
+    """A new case of a recorded function runs."""
+    names = [
+        "test_rows[first]",
+        "test_rows[second]",
+        "test_slow",
+        "test_new[x]",
+        "test_rows[first]@group",
+        "test_rows[3rd]",
+    ]
     items = _items(request, *(f"test_a.py::{name}" for name in names))
     mark_unselected(items)
-    assert [item.get_closest_marker("verify") is not None for item in items] == [False, True, True, False, False]
+    assert [item.get_closest_marker("verify") is not None for item in items] == [False, True, True, False, False, False]
 
 
 def test_tests_that_do_not_exist_are_listed(request: pytest.FixtureRequest, record: Path) -> None:
