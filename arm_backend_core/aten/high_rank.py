@@ -29,6 +29,7 @@ from arm_backend_core.tosa.operators import LEVEL_8K
 aten = torch.ops.aten
 _VIEWS = movement.reshape.overloads
 _COPIES = (aten.clone.default, aten.contiguous.default)
+#: Operators whose second argument is the dimension, or the list of dimensions, along which they work.
 _AXIS_OPS = (aten.softmax.int, aten._softmax.default, aten.sum.dim_IntList, aten.mean.dim, aten.amax.default)
 
 

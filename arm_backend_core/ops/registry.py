@@ -1,7 +1,8 @@
 """Operator registry: one record per ATen operator with its quantization annotation and lowering, or its decomposition.
 
-Lowering, fusion, quantization, ATen rewrites, the comparison of layers and tests read these records. No other list of
-operators exists.
+Lowering, fusion, quantization, ATen rewrites, the comparison of layers and tests read these records. The lowering to
+Cortex-M kernels has rules of its own (``cortex_m.rules.context``). Some ATen rewrites and quantization algorithms have
+lists of operators, which ``docs/contributors/add_operator.md`` names.
 """
 
 from __future__ import annotations

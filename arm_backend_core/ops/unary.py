@@ -2,9 +2,9 @@
 
 On quantized values, these functions need no rule. PyTorch evaluates the function, or a chain of functions, on every
 value that the quantized operand can have. The results become a TABLE (``fusion.univariate.Univariate``). Signs and
-rounding functions have jumps, and therefore an integer rule for int16. ``hardshrink`` and ``threshold`` have jumps too,
-but no such rule: correction tables (``ops/lookup``) refine their int16 TABLE there. Formulas that are shared or longer
-than a line are in ``ops/formulas``.
+rounding functions have an integer rule for int16, which is exact at their jumps. ``hardshrink`` and ``threshold`` have
+jumps too, but no such rule: correction tables (``ops/lookup``) refine their int16 TABLE there, and only the few results
+nearest to a jump may be wrong. Formulas that are shared or longer than a line are in ``ops/formulas``.
 
 Source: Abramowitz & Stegun, Handbook of Mathematical Functions (A&S).
 """
