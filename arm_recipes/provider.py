@@ -106,9 +106,8 @@ def _assemble_recipe(
                 transforms.append(quantize_inputs_as_uint8)
             passes.append(edge_manager_passes.quantize_io)
         passes.append(edge_manager_passes.dequantize_after_lookups)
-        # VGF runtimes and the Direct Drive runtime on Linux use ExecuTorch's quantize kernels, which the partitioner
-        # loads. Firmware uses the cortex_m kernels.
-        if target != "VGF" and not values.get("direct_drive"):
+        # The Direct Drive runtime on Linux uses ExecuTorch's quantize kernels, which the partitioner loads.
+        if spec.uses_cortex_m_quantize and not values.get("direct_drive"):
             passes.append(edge_manager_passes.use_cortex_m_quantize)
     if spec.isa is not None:
         passes.append(partial(edge_manager_passes.use_cortex_m_kernels, spec.isa))

@@ -45,6 +45,7 @@ _NOT_IN_SOURCES = {
     "add_int8": "name of a test row, which a loop builds",
     "cell_clip": "attribute of a TFLite operator",
     "conv2d_3": "name of a value in an example",
+    "ethos_u55_regs": "module of Vela",
     **dict.fromkeys(
         ("early_start", "early_start_resize", "early_start_strided", "missing_kernel_wait", "stale_table"),
         "Vela bug that has no record: the backend repairs the command stream",

@@ -122,6 +122,7 @@ ELSEWHERE = {
     },
     "arm_recipes.recipe": {
         "recipe/test_options.py": "recipe saved_recipe typed_options",
+        "recipe/test_precisions.py": "profiles",
         "test_provider.py": "compile_specs",
     },
     "arm_recipes.report": {

@@ -47,6 +47,9 @@ class ArmCompileSpec(ABC):
 
     #: The backend id in the program, by which the runtime finds the backend.
     backend_id: ClassVar[str]
+    #: Whether a recipe replaces quantize and dequantize operators outside delegates by ``cortex_m`` operators, for
+    #: which firmware has kernels. If False, the runtime needs ExecuTorch's quantize kernels.
+    uses_cortex_m_quantize: ClassVar[bool] = False
     _output_format: ClassVar[str]
 
     def __init__(self, target: Target, compiler_flags: Sequence[str] = ()) -> None:
@@ -134,6 +137,7 @@ class TosaCompileSpec(ArmCompileSpec):
     """
 
     backend_id = "TOSABackend"
+    uses_cortex_m_quantize = True
     _output_format = "tosa"
 
     def __init__(self, tosa_spec: str = "TOSA-1.0+INT+int16") -> None:
@@ -170,6 +174,7 @@ class EthosUCompileSpec(ArmCompileSpec):
     """
 
     backend_id = "EthosUBackend"
+    uses_cortex_m_quantize = True
     _output_format = "vela"
 
     def __init__(
@@ -278,6 +283,7 @@ class CortexMCompileSpec(ArmCompileSpec):
     """
 
     backend_id = ""
+    uses_cortex_m_quantize = True
     _output_format = "pte"
 
     def __init__(self, cpu: str = DEFAULT_CPU, isa: Isa | str | None = None) -> None:

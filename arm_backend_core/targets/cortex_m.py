@@ -45,8 +45,12 @@ ISAS_BY_CPU: Mapping[str, tuple[Isa, ...]] = {
 DEFAULT_CPU = "cortex-m55"
 
 #: {NPU family: Cortex-M beside the NPU in Arm's reference designs}: Corstone-300 and -310 for Ethos-U55, Corstone-320
-#: for Ethos-U85. Ethos-U65 has no entry, because it is mostly beside a Cortex-A.
-DEFAULT_HOST_CPU: Mapping[str, str] = {"ethos-u55": "cortex-m55", "ethos-u85": "cortex-m85"}
+#: for Ethos-U85. None for Ethos-U65, because it is mostly beside a Cortex-A. Each family needs an entry.
+DEFAULT_HOST_CPU: Mapping[str, str | None] = {
+    "ethos-u55": "cortex-m55",
+    "ethos-u65": None,
+    "ethos-u85": "cortex-m85",
+}
 
 
 def resolve_isa(cpu: str, isa: Isa | str | None = None) -> Isa:

@@ -49,7 +49,7 @@ class Npu:
 
 
 def list_npus() -> tuple[Npu, ...]:
-    """All NPUs that the installed Vela compiles for. All supported releases compile for the same NPUs.
+    """All NPUs of the hardware table. All supported releases of Vela compile for them, which a test checks.
 
     Raises:
         ArmBackendError: Vela is not installed, or its release is not supported.
@@ -59,7 +59,7 @@ def list_npus() -> tuple[Npu, ...]:
 
 
 def list_families() -> tuple[str, ...]:
-    """NPU families, for example ``ethos-u55``, in Vela's order."""
+    """NPU families, for example ``ethos-u55``, in the order of the hardware table."""
     return tuple(dict.fromkeys(npu.family for npu in list_npus()))
 
 

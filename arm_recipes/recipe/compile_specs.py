@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from arm_backend_core.similar_names import suggest_name
 from arm_recipes.recipe import options
+from arm_recipes.recipe.profiles import TOSA_SPECS
 
 if TYPE_CHECKING:
     from arm_backend_core.targets.compile_spec import ArmCompileSpec
@@ -61,7 +62,7 @@ def _host_cpu(family: str, values: Options) -> str | None:
     if values["cpu"] != "auto":
         cpu: str | None = values["cpu"]
         return cpu
-    return None if values.get("direct_drive") else DEFAULT_HOST_CPU.get(family)
+    return None if values.get("direct_drive") else DEFAULT_HOST_CPU[family]
 
 
 def _optimization_goal(optimise: str, flags: Sequence[str]) -> str:
@@ -163,10 +164,6 @@ def recipe_processor(recipe: str, values: Options) -> Processor | None:
 _build_u55_spec = _ethos_u_spec_builder("ethos-u55", 128)
 _build_u65_spec = _ethos_u_spec_builder("ethos-u65", 256)
 _build_u85_spec = _ethos_u_spec_builder("ethos-u85", 256)
-# INT8 recipes need int16 too: softmax and layer_norm use int16 tables and intermediates.
-_INT_PROFILE = "TOSA-1.0+INT+int16"
-# VGF targets also run the operators that stay in floating point after quantization.
-_INT_AND_FP_PROFILE = "TOSA-1.0+INT+FP+int16"
 
 #: Function that builds the compile spec of each recipe from the option values. The keys are the supported recipes.
 SPEC_BUILDERS: dict[str, Callable[[Options], ArmCompileSpec]] = {
@@ -180,14 +177,14 @@ SPEC_BUILDERS: dict[str, Callable[[Options], ArmCompileSpec]] = {
     "ETHOSU_U65_A16W8": _build_u65_spec,
     "ETHOSU_U85_A16W8": _build_u85_spec,
     "CORTEX_M_INT8": _build_cortex_m_spec,
-    "TOSA_FP": partial(_build_tosa_spec, "TOSA-1.0+FP"),
-    "TOSA_INT8": partial(_build_tosa_spec, _INT_PROFILE),
-    "TOSA_A8W4": partial(_build_tosa_spec, f"{_INT_PROFILE}+int4"),
-    "TOSA_A16W8": partial(_build_tosa_spec, _INT_PROFILE),
-    "VGF_FP": partial(_build_vgf_spec, "TOSA-1.0+FP"),
-    "VGF_INT8": partial(_build_vgf_spec, _INT_AND_FP_PROFILE),
-    "VGF_A8W4": partial(_build_vgf_spec, f"{_INT_AND_FP_PROFILE}+int4"),
-    "VGF_A16W8": partial(_build_vgf_spec, _INT_AND_FP_PROFILE),
+    "TOSA_FP": partial(_build_tosa_spec, TOSA_SPECS["TOSA_FP"]),
+    "TOSA_INT8": partial(_build_tosa_spec, TOSA_SPECS["TOSA_INT8"]),
+    "TOSA_A8W4": partial(_build_tosa_spec, TOSA_SPECS["TOSA_A8W4"]),
+    "TOSA_A16W8": partial(_build_tosa_spec, TOSA_SPECS["TOSA_A16W8"]),
+    "VGF_FP": partial(_build_vgf_spec, TOSA_SPECS["VGF_FP"]),
+    "VGF_INT8": partial(_build_vgf_spec, TOSA_SPECS["VGF_INT8"]),
+    "VGF_A8W4": partial(_build_vgf_spec, TOSA_SPECS["VGF_A8W4"]),
+    "VGF_A16W8": partial(_build_vgf_spec, TOSA_SPECS["VGF_A16W8"]),
 }
 
 

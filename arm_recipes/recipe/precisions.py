@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from arm_backend_core.similar_names import suggest_name
+from arm_recipes.recipe.profiles import has_fp_profile
 
 if TYPE_CHECKING:
     from arm_backend_core.quantization.config import QuantizationConfig
@@ -22,12 +23,12 @@ PRECISION_NAMES = (FLOAT, *(name + end for name in _QUANTIZED_PRECISIONS for end
 def allowed_precisions(recipe: str) -> tuple[str, ...]:
     """Return the precisions that a recipe accepts.
 
-    VGF and Cortex-M targets also compute in floating point, so they accept "FP". The kernels of a Cortex-M have int8
-    weights and activations.
+    Recipes accept "FP" if their target computes in floating point too: the profile FP, as VGF has, or a Cortex-M. The
+    kernels of a Cortex-M have int8 weights and activations.
     """
     if recipe.startswith("CORTEX_M"):
         return (FLOAT, "INT8", "INT8" + _PER_TENSOR_SUFFIX)
-    return PRECISION_NAMES if recipe.startswith("VGF") else PRECISION_NAMES[1:]
+    return PRECISION_NAMES if has_fp_profile(recipe) else PRECISION_NAMES[1:]
 
 
 def higher_precision(recipe: str) -> str:

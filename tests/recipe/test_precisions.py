@@ -15,7 +15,7 @@ from arm_backend_core.targets.compile_spec import TosaCompileSpec
 from arm_backend_core.targets.target import Target
 from arm_recipes import ArmRecipeType as R
 from arm_recipes import ExportRecipe, ExportResult, export
-from arm_recipes.recipe import precisions
+from arm_recipes.recipe import options, precisions
 from arm_recipes.recipe.compile_specs import SPEC_BUILDERS
 from tests.ops.runner import export as exported
 from tests.small_models import Samples
@@ -128,3 +128,10 @@ def test_finer_precision_is_one_that_the_recipe_accepts(recipe: str) -> None:
     higher = precisions.higher_precision(recipe)
     precisions.check_precisions(recipe, [higher])
     assert (higher == "FP") == recipe.startswith("CORTEX_M")
+
+
+@pytest.mark.parametrize("recipe", SPEC_BUILDERS)
+def test_fp_is_accepted_if_the_target_computes_in_floating_point(recipe: str) -> None:
+    spec = SPEC_BUILDERS[recipe](options.resolve_options(recipe, {}))
+    expected = spec.target.has_fp_profile or recipe.startswith("CORTEX_M")
+    assert ("FP" in precisions.allowed_precisions(recipe)) == expected

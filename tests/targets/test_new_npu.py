@@ -9,8 +9,9 @@ from torch import nn
 from arm_backend_core import compilation_log
 from arm_backend_core.delegate import delegate
 from arm_backend_core.dtype import DType
-from arm_backend_core.targets.compile_spec import TosaCompileSpec
-from arm_backend_core.targets.hardware import HARDWARE, Hardware
+from arm_backend_core.targets.compile_spec import _DEFAULT_CONFIGS, TosaCompileSpec
+from arm_backend_core.targets.cortex_m import DEFAULT_HOST_CPU
+from arm_backend_core.targets.hardware import ETHOS_U_FAMILIES, HARDWARE, Hardware
 from arm_backend_core.targets.target import Target
 
 NPU = Hardware(
@@ -18,6 +19,7 @@ NPU = Hardware(
     first_operand_types={"MAX_POOL2D": (DType.INT8,)},
     limits={"MATMUL": lambda op: "more than 4 columns" if op.inputs[1].shape[2] > 4 else None},
     is_npu=True,
+    macs=(32,),
     macs_per_result=32,
 )
 
@@ -60,3 +62,10 @@ def test_hardware_entry_decides_what_is_delegated(npu: TosaCompileSpec, columns:
 def test_unknown_npu_family_is_refused() -> None:
     with pytest.raises(ValueError, match="family: there is no hardware 'ethos-u00'"):
         Target("ethos-u00-8", frozenset({"INT"}), frozenset(), "ethos-u00", macs=8)
+
+
+def test_each_npu_family_has_macs_default_configurations_and_a_host_cpu() -> None:
+    """A recipe without an entry for the host CPU would leave operators outside delegates in floating point."""
+    assert set(DEFAULT_HOST_CPU) == set(ETHOS_U_FAMILIES)
+    assert set(_DEFAULT_CONFIGS) == set(ETHOS_U_FAMILIES)
+    assert all(HARDWARE[family].macs for family in ETHOS_U_FAMILIES)
