@@ -124,7 +124,7 @@ LATER_REWRITES: dict[str, tuple[str, str, Callable[[Layers, Tensor], Tensor]]] =
     "a transposed reader": ("depthwise", "no single layer", lambda m, x: m.up(x / m.std) + m.conv(x)[..., :1, :1]),
     "groups of a transposed layer": ("depthwise", "has groups", lambda m, x: m.grouped_up(x) / m.std),
     "a layer read twice": ("depthwise", "other operators", _residual),
-    "channels of another dimension": ("depthwise", "not those", lambda m, x: m.signal(_rows(m, x))),
+    "channels of another dimension": ("depthwise", "not the output channels", lambda m, x: m.signal(_rows(m, x))),
 }
 
 
