@@ -23,7 +23,7 @@ def layer_sections(layers: Sequence[LayerCost], suffix: str) -> Iterator[Section
 
     Args:
         layers: layer costs of the method.
-        suffix: text at the end of each heading, for example " of 'forward'".
+        suffix: end of the headings.
     """
     total = sum(cost.cycles for cost in layers)
     computing = [cost for cost in layers if cost.kind == "layer"]

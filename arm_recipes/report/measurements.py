@@ -85,7 +85,7 @@ class MeasuredReport(Renderable):
     methods: tuple[MethodComparison, ...]
 
     def sections(self) -> Iterator[Section]:
-        """Headings with their table rows, for text and HTML."""
+        """Headings with their lines, for text and HTML."""
         for method in self.methods:
             suffix = f" of '{method.method}'" if len(self.methods) > 1 else ""
             yield f"Measured on the device{suffix}, medians", method.rows

@@ -214,10 +214,9 @@ class DelegateProfile:
     def _find_operations(self) -> Iterator[NpuOperation]:
         """Assign TOSA operators to each NPU operation.
 
-        Vela's estimates refer to some TOSA operators by index; these operators are called named. An NPU operation gets
-        its named operators, and two kinds of unnamed operators: producers of the operands of its named operators, and
-        operators on the paths from its named operators to its results. An NPU operation without named operators gets
-        the unnamed producers of its results.
+        Vela's estimates refer to some TOSA operators by index; these are called named. An NPU operation gets its named
+        operators, the unnamed operators that produce their operands, and the unnamed operators on the paths from the
+        named ones to its results. Without a named operator, it gets the unnamed producers of its results.
         """
         if not self.vela.layers:
             return

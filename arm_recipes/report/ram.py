@@ -202,8 +202,7 @@ def compute_ram(
 
 
 def _describe_ram_reduction(estimates: Sequence[VelaEstimates]) -> str:
-    """Compare cycles and SRAM of delegates that were chosen for less RAM with those of the programs compiled for
-    performance.
+    """Compare cycles and SRAM of delegates that were chosen for less RAM with those of the performance programs.
 
     Empty if no delegate was chosen for less RAM.
     """

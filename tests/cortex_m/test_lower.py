@@ -232,8 +232,8 @@ def test_log_softmax_says_what_to_return_instead() -> None:
     case = Case("", nn.Sequential(nn.Linear(8, 10), nn.LogSoftmax(-1)), [(4, 8)])
     lower(quantize(case)).check_refused(
         "there is no int8 kernel for aten.log_softmax.int: results of the softmax kernel are multiples of 1/256, so "
-        "logarithms below ln\\(1/256\\) = -5.5 are lost. Return the result of softmax, or the input of log_softmax, which "
-        "has the same order"
+        r"logarithms below ln\(1/256\) = -5.5 are lost. Return the result of softmax, or the input of log_softmax, "
+        "which has the same order"
     )
 
 

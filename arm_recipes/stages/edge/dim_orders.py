@@ -54,8 +54,8 @@ def legalize_dim_orders(manager: EdgeProgramManager) -> Sequence[Any]:
     A copy also converts the new value of a mutated input or buffer to the dim order of the old value. Dim order
     copies, ``quantize_per_tensor`` and ``dequantize_per_tensor`` accept any dim order. Delegates and Cortex-M kernels
     read the dim order for which they were compiled. A constant is stored contiguous unless a delegate, a Cortex-M
-    kernel, a dim order copy or control flow reads it, or it is an output. Inputs keep their layout. An output is
-    contiguous if a CPU operator computes it. Otherwise, it keeps its layout.
+    kernel, a dim order copy or control flow reads it, or it is an output. Inputs keep their
+    layout. An output is contiguous if a CPU operator computes it, and keeps its layout otherwise.
     """
     for method in manager.methods:
         program = manager.exported_program(method)
@@ -171,7 +171,7 @@ def _legalize(
 
 
 class _LayoutCopies:
-    """Layout copies of one graph. A tensor is copied at most once to each dim order.
+    """Layout copies of one graph; one for each tensor and dim order.
 
     Attributes:
         changed: whether the graph changed.
