@@ -282,7 +282,7 @@ def _compile_payload(
     if patched is None:
         return graph, flatbuffer, payload, chosen
     notes[note_count:] = [f"'{partition.name}' is {patched.description}"]
-    return patched.graph, serialize(patched.graph, locations=with_locations), *patched.program
+    return patched.graph, serialize(patched.graph, locations=with_locations, target=spec.target), *patched.program
 
 
 def _make_boundary_tensor(node: Node, value: Value, lowering: Lowering) -> compilation_log.BoundaryTensor:

@@ -147,7 +147,7 @@ def compile_in_patches(
         return None
 
     def compile_graph(graph: Graph, derived: EthosUCompileSpec) -> Payload | None:
-        return try_compile(derived, serialize(graph), compile_options)
+        return try_compile(derived, serialize(graph, target=spec.target), compile_options)
 
     return find_patches(saved_graphs[0], CompiledCandidate(payload, spec), compile_graph)
 
