@@ -119,7 +119,7 @@ def sum_squared_deviations_int8(rows: ReductionView, bits: int, *, centre: bool)
     Without ``centre``, the first result is the sum of (x - zero point)**2. With ``centre``, it is Q - S * S / n, with
     the integers Q = sum(x * x) <= n * 2**14 and S = sum(x). MUL computes S * S / n as S times the mean in Q22, with a
     64-bit product. The rounding of the mean changes the result by at most n * 2**-16, so the result is also accurate
-    for rows of nearly equal elements. Without this rounding, the result is never negative (Cauchy-Schwarz).
+    for rows of nearly equal elements. Without this rounding, the result would never be negative (Cauchy-Schwarz).
     """
     x, n = rows.x.with_scale(1.0), rows.n
     squares, total = rows.sum_of(x * x), rows.sum_of(x)

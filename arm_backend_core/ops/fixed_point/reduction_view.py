@@ -100,7 +100,10 @@ class ReductionView:
         return np.asarray(weights, dtype=np.float64).reshape(shape)
 
     def max(self) -> FixedPoint:
-        """Maximum of each row. Along the last dimension, REDUCE_MAX takes four times as long as ``maximum_along``."""
+        """Maximum of each row.
+
+        Along the last dimension, ``maximum_along`` computes it, because REDUCE_MAX would take four times as long.
+        """
         if self.axis == self.x.value.rank - 1:
             return self.max_of(self.x)
         value = self.x.value
