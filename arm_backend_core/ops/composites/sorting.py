@@ -19,8 +19,8 @@ aten = torch.ops.aten
 def _arg_min_or_max(x: Tensor, dim: int | None, keepdim: bool, *, largest: bool) -> Tensor:
     """Index of the first extremum.
 
-    Booleans are converted to integers, because torch.argmax rejects them. The minimum is the maximum of -x. For
-    integers, it is the maximum of ~x = -x - 1, because -x may overflow.
+    Booleans are converted to integers, because torch.argmax rejects them. The minimum of floats is at the maximum of
+    -x. The minimum of integers is at the maximum of ~x = -x - 1, because -x may overflow.
     """
     x = x.int() if x.dtype is torch.bool else x
     return torch.argmax(x if largest else -x if x.is_floating_point() else ~x, dim, keepdim)

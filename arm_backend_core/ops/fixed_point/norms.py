@@ -171,9 +171,10 @@ class SumOfSquares:
     The exact sum would exceed int32. Let c = x - mean with ``bits`` fractional bits, and A = sum(abs(c)) <= 2**29. Each
     row is shifted left by ``shift`` bits, so that A << shift is in [2**28, 2**29). With B = A << shift, the sum of the
     shifted squares is in [B * B / n, B * B / 2]. Each square is rounded to a multiple of 2**drop. In rows of more than
-    _MAX_SHORT_ROW elements, each square would be too small for this rounding. For such rows, ``shift`` is computed from
-    M * A instead of A * A, with M = max(abs(c)). If ``bits`` is negative, A and M are computed from the rounded c, and
-    c << shift from the unrounded c.
+    _MAX_SHORT_ROW elements, each square would be too small for this rounding, so their ``shift`` is larger. With
+    M = max(abs(c)), it is chosen such that (M << shift) * (A << shift), an upper bound of the sum of the shifted
+    squares, is below 2**57. If ``bits`` is negative, A and M are computed from the rounded c, and c << shift from the
+    unrounded c.
 
     Attributes:
         shifted: c << shift.
