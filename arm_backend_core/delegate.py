@@ -156,7 +156,7 @@ def _report_refused_operators(
 
 
 def prepare_program(program: ExportedProgram, target: Target) -> ExportedProgram:
-    """Functionalize and normalize the program, and decompose the operators that have no lowering (``Record``)."""
+    """Functionalize and normalize the program, and decompose the operators for which there is no lowering rule."""
     inline_higher_order_ops(program.graph_module, constants_of(program))
     program = functionalize_program(program)
     keep_state_quantized(program)
@@ -253,14 +253,14 @@ def _compile_payload(
 
     Returns:
         The graph, its flatbuffer, the payload, and the compile spec of the payload. With ``optimise="auto"``, the graph
-        may be rewritten to patches, and the spec may have another optimization goal.
+        may be rewritten to patch-based inference, and the spec may have another optimization goal.
 
     Raises:
         CompileError: the backend's compiler failed. The error names the ATen operator at fault if that can be found.
     """
 
     def find_operator(text: str) -> tuple[str, str] | None:
-        """Return ATen operator and source line of the first TOSA operator whose kind occurs in the message."""
+        """Return ATen operator and source line of the first TOSA operator whose kind occurs in ``text``, a message."""
         for op in graph.ops:
             if op.kind in text.upper() and op.origin is not None:
                 return op.origin.operator, op.origin.source

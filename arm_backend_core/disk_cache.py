@@ -36,7 +36,7 @@ def write_atomically(target: Path, *chunks: bytes | memoryview) -> None:
 
 
 def _write_atomically(target: Path, chunks: Sequence[bytes | memoryview]) -> None:
-    # Not by tempfile, whose files have the mode 0600.
+    # Without the module tempfile: its files have the mode 0600, so other users could not read them.
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
         with temporary.open("xb") as file:

@@ -66,7 +66,7 @@ class CompileError(ArmBackendError):
     Args:
         reason: the message of the tool or pass, or how the tool ended.
         delegate: name of the delegate in the program.
-        operator: the ATen operator that most likely caused it, if known.
+        operator: the ATen operator that most likely caused the failure, if known.
         source: the line of the user's model that the operator comes from, if known.
         artifact: path of the TOSA flatbuffer that was being compiled, if it was kept.
     """

@@ -13,7 +13,7 @@ from arm_backend_core.nodes import FEEDS_DROPOUT, REPLACED_NAME
 
 
 def insert_call(origin: Node, target: Any, *args: Any, **kwargs: Any) -> Node:
-    """Insert an operator that computes part of ``origin``. It has ``origin``'s metadata, except the fake tensor."""
+    """Insert an operator that computes part of ``origin``. It has ``origin``'s metadata, but its own fake tensor."""
     node = origin.graph.call_function(target, args, kwargs)
     node.meta = dict(origin.meta)
     values = [x.meta["val"] if isinstance(x, Node) else x for x in args]

@@ -96,7 +96,7 @@ def insert_delegates(program: ExportedProgram, delegates: Sequence[CompiledParti
 
 
 class _BoundaryCasts:
-    """CPU nodes that carry tensors across delegate boundaries; one for each tensor, shared by all delegates."""
+    """CPU nodes that cast or copy tensors at delegate boundaries; one for each tensor, shared by all delegates."""
 
     def __init__(self) -> None:
         self._converted: dict[Node, Node] = {}

@@ -25,8 +25,8 @@ class UnivariateFunction:
     """An elementwise function of one quantized tensor.
 
     Attributes:
-        source: a dequantize node that the function reads. Other dequantize nodes that the function reads have the same
-            integers as operand.
+        source: a dequantize node that the function reads. If the function reads several dequantize nodes, all of them
+            dequantize the same tensor of integers.
         nodes: its operators, in program order.
         result: the last operator.
     """

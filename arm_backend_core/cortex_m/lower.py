@@ -1,9 +1,9 @@
 """Lowering to kernels: replace the quantized operators of an ATen program by int8 kernels of the Cortex-M.
 
 A region is the operators between dequantize nodes and the next quantize node. Regions are lowered in program order. If
-a region computes a function of one tensor, it becomes a look-up table. Otherwise, if there is a rule for its operators,
-it becomes kernel calls. Otherwise, its operators stay in floating point, between dequantize and quantize operators. A
-tensor keeps the memory layout in which a kernel wrote it until a reader needs another layout.
+a region computes an elementwise function of one tensor, it becomes a look-up table. Otherwise, if there is a rule for
+its operators, it becomes kernel calls. Otherwise, its operators stay in floating point, between dequantize and quantize
+operators. A tensor keeps the memory layout in which a kernel wrote it until a reader needs another layout.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def lower_to_kernels(program: ExportedProgram, isa: Isa) -> dict[Node, Unsupport
 
     Returns:
         {operator that stays in floating point: reason}. The reason is that the lowering failed, or that there is no
-        kernel. Operators that have a kernel, but that the quantizer left in floating point, are not in it.
+        kernel. An operator that has a kernel, but that the quantizer left in floating point, has no entry.
     """
     replace_casts_by_dequantize(program.graph, Emitter(program.graph_module, isa))
     lowering = _KernelLowering(program, isa)
@@ -218,10 +218,12 @@ class _KernelLowering:
 
 
 def _split_activation(node: Node) -> tuple[Node, list[Node]]:
-    """Find the operator before the clamps and multiplications by a number that end with ``node``.
+    """Split the operators that end with ``node`` into an operator and its activation.
+
+    The activation consists of the clamps and the multiplications by a number that follow the operator.
 
     Returns:
-        The operator, and the clamps and multiplications in program order; ``(node, [])`` if ``node`` is neither.
+        The operator, and its activation in program order; ``(node, [])`` if ``node`` belongs to no activation.
     """
     activation: list[Node] = []
     while True:

@@ -356,10 +356,10 @@ class Lowering:
 
 
 def _apply_pending_scale(x: Any) -> Any:
-    """Convert an operand that is a function c * x, not yet emitted, to the tensor x with another scale.
+    """Convert an operand that is a function c * x, not yet emitted, to the tensor x with the scale times c.
 
     Raises:
-        Unsupported: the operand is another function.
+        Unsupported: the operand is a function of another form.
     """
     if isinstance(x, list):
         return [_apply_pending_scale(item) for item in x]

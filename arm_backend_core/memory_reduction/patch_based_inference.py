@@ -145,7 +145,7 @@ def _find_patch_refusal(op: Op) -> str | None:
 
 
 def _image_operands(op: Op) -> Sequence[Value]:
-    """The operands that are images, of which a patch reads an area: all but weights and biases."""
+    """The operands that are images: all but weights and biases. A patch of the result reads an area of each."""
     return op.inputs[:1] if op.kind in _WINDOWS else op.inputs
 
 
@@ -268,7 +268,7 @@ def _read_area(
 
 
 def _crop(value: Value, area: Area, held: Area, axes: tuple[int, int], builder: Builder) -> Value:
-    """Cut ``area`` out of ``value``. It holds the area ``held`` of an image; ``axes`` are rows and columns."""
+    """Cut ``area`` out of ``value``, which holds the area ``held`` of an image. ``axes``: axes of rows and columns."""
     starts, sizes = [0] * value.rank, list(value.shape)
     for axis, span, outer in zip(axes, area, held, strict=True):
         starts[axis], sizes[axis] = span.start - outer.start, span.size

@@ -119,7 +119,7 @@ def make_graph_saving_pass(spec: ArmCompileSpec, alternatives_pass: Pass) -> tup
 
     Returns:
         The pass, and the list to which it appends the copy. The list stays empty if ``spec`` is not for an Ethos-U, has
-        no SRAM budget, or another goal than ``optimise="auto"``. In these cases, patches are not tried.
+        no SRAM budget, or does not have ``optimise="auto"``. In these cases, patches are not tried.
     """
     saved_graphs = list[Graph]()
     if not isinstance(spec, EthosUCompileSpec) or spec.sram_budget is None or spec.optimise != "auto":

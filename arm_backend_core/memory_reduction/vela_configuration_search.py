@@ -2,8 +2,8 @@
 
 With ``--optimise Size``, Vela cascades every layer that it can. The result is called the size program below. With
 ``--optimise Performance`` and an arena limit (``--arena-cache-size``), Vela cascades layers until the program fits the
-limit. This program often needs similar RAM but fewer cycles. The performance program has no limit. The table shows
-scratch in KiB, and cycles relative to the performance program (int8, U55-128, Vela 5.2):
+limit. This program often needs about as much RAM as the size program, but fewer cycles. The performance program has no
+limit. The table shows scratch in KiB, and cycles relative to the performance program (int8, U55-128, Vela 5.2):
 
 | model | performance | size | arena limit |
 |---|---|---|---|
@@ -147,8 +147,8 @@ def available_arena_bytes(program: CompiledCandidate) -> int:
     """Bytes of SRAM for activations: the arena cache size, but at most the budget minus the constants in SRAM.
 
     Args:
-        program: a compiled program. Its estimates have the constants; its spec has the arena cache size and perhaps a
-            budget.
+        program: a compiled program. Its estimates give the size of the constants. Its spec gives the arena cache size,
+            and the budget if there is one.
     """
     configuration, budget = program.spec.configuration, program.spec.sram_budget
     limit = configuration.arena_cache_size

@@ -68,8 +68,9 @@ class Accumulator:
         """Requantize the accumulator to ``out``. Add ``residual_bias`` if it exceeds a quarter of the result's scale.
 
         Raises:
-            Unsupported: the function ``requantize`` raises it. Or the residual bias must be added, and a sum or the
-                bias exceeds 2**28 steps at the coarsest permitted scale, a quarter of the result's scale.
+            Unsupported: under the conditions of the function ``requantize``. Also if the residual bias must be added,
+                and a sum or this bias exceeds 2**28 steps, where a step is a quarter of the result's scale. This is the
+                coarsest scale at which they may be added.
         """
         assert self.scales is not None
         assert self.peaks is not None

@@ -13,10 +13,10 @@ from arm_backend_core.qparams import QParams
 def to_common_scale(x: FixedPoint, y: FixedPoint, out: QParams | None = None) -> tuple[FixedPoint, FixedPoint]:
     """Convert the operands of an addition or a comparison to INT32 at one scale that is fine enough for the result.
 
-    Each operand can be shifted left by g guard bits without sums above 2**30: g is 19 for int8 and 14 for int16. This
-    shift refines the operand's scale to scale * 2**-g. The common scale is the coarser of the two refined scales. The
-    operand whose refined scale is the common scale is shifted by g bits. The other operand is multiplied by a factor
-    below 2**g. The rounding error is at most one step of the common scale.
+    Each operand can be shifted left by g guard bits, and the sum stays within 2**30. g is 19 for int8 and 14 for int16.
+    This shift refines the operand's scale to scale * 2**-g. The common scale is the coarser of the two refined scales.
+    The operand whose refined scale is the common scale is shifted by g bits. The other operand is multiplied by a
+    factor below 2**g. The rounding error is at most one step of the common scale.
 
     For a comparison, int8 is shifted by 21 bits, the most that RESCALE accepts. Two numbers compare as equal if they
     differ by less than the rounding error. For example, one step of x equals one step of y if the scales differ by a

@@ -120,7 +120,8 @@ def _depth_slices(
     """For each plane of the kernel, gather the planes of x that this kernel plane multiplies.
 
     Returns:
-        One tensor [N * OD, H, W, C] for each plane of the kernel: for each output plane, the plane of x.
+        One tensor [N * OD, H, W, C] for each plane of the kernel. It holds, for each output plane, the plane of x that
+        this kernel plane multiplies.
 
     Args:
         kernel_offsets: for each plane of the kernel, its distance from the first one in planes of x.
@@ -217,7 +218,7 @@ def _transpose_conv_by_phases(
     zps: tuple[int, int],
     dtype: DType,
 ) -> Value:
-    """Uncropped transposed convolution by phases (sub-pixel convolution), with ``extra`` (rows, columns) at the end.
+    """Uncropped transposed convolution by phases (sub-pixel convolution), with ``extra`` rows and columns at the end.
 
     With stride s, output row q * s + p is the sum of kernel rows p, p + s, ... times image rows q, q - 1, ... The rows
     of phase p are computed as output channels of one convolution, and depth-to-space interleaves the phases. Returns
@@ -284,7 +285,7 @@ def _find_sub_band_image(cx: Context, x: Value, weight: Operand, parameters: _Co
 
 
 def _convolve_sub_bands(cx: Context, x: Operand, weight: Operand, bias: Operand | None, image: Value) -> Value:
-    """Apply a depthwise 1x1 convolution of its own to each band of rows of an image.
+    """Apply a separate depthwise 1x1 convolution to each band of rows of an image.
 
     Channel c * bands + i of ``x`` has the rows of band i of channel c. Rows are contiguous in [N, H, W, C], so slicing
     and concatenating them costs nothing, while the view would need a TRANSPOSE before and after it. Together with
@@ -343,7 +344,9 @@ def _convolve_groups(
 def _depthwise_conv(
     cx: Context, sums: Accumulator, operands: tuple[Value, Value, Value], *, stride: tuple[int, int], **attrs: Any
 ) -> Value:
-    """Depthwise convolution. An unsupported stride becomes its largest supported divisor, and the result is subsampled.
+    """Depthwise convolution.
+
+    An unsupported stride is replaced by its largest divisor that is supported, and the result is subsampled.
 
     On U85, Vela splits a convolution with an unsupported stride, which is slow: a kernel of 7x7 on an image of 56x56x96
     takes 1,434,111 cycles with stride 4, and 136,242 with stride 2.
@@ -368,7 +371,7 @@ def build_accumulator(
         weight: the whole weight.
         bias: the whole bias.
         filters: the weights of the described output channels, [channels, ...].
-        channels: the described output channels: their slice of the bias.
+        channels: slice of the output channels to describe. It selects their bias and their scales.
 
     Raises:
         Unsupported: a sum could exceed the accumulator (``Accumulator.from_weights``), or the bias is not constant.
@@ -377,7 +380,7 @@ def build_accumulator(
     if x.q is None or weight.q is None:
         return Accumulator(filters, real, DType.FP16 if x.value.dtype.is_fp8 else x.value.dtype)
     scales = np.atleast_1d(weight.q.scale)
-    if scales.size > len(filters):  # not if transposed: there, all groups have the same scales
+    if scales.size > len(filters):  # if transposed, all groups share the scales, and nothing is selected
         scales = scales[channels]
     return Accumulator.from_weights(cx.to_fixed_point(x), filters, weight.q.zero_point, float(x.q.scale) * scales, real)
 

@@ -177,8 +177,9 @@ class FixedPoint:
         return self.mul(x)
 
     def mul(self, x: FixedPoint | int, shift: int = 0, peak: int | None = None) -> FixedPoint:
-        """The product self * x. Its integers are shifted right by ``shift`` and rounded half up; the scale follows.
+        """The product self * x. Its integers are shifted right by ``shift`` and rounded half up.
 
+        The scale of the result is multiplied by 2**shift, so that the real numbers stay the same up to rounding.
         MUL computes the product in 64 bits before it shifts. A Python integer ``x`` multiplies the real numbers;
         ``refine_scale`` multiplies the integers and keeps the real numbers.
 

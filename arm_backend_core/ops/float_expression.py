@@ -62,7 +62,7 @@ class FloatExpr:
         return self.unary("ABS")
 
     def __pow__(self, x: FloatExpr | float) -> FloatExpr:
-        """x**y as exp(y * ln(abs(x))) with the sign of C's pow.
+        """self**x as exp(x * ln(abs(self))), with the sign that C's pow returns.
 
         TOSA defines POW only for finite positive bases. The relative error is at most 1e-5, because the argument of exp
         is below 89. For -0.0 and negative bases, the result is as in C's pow.

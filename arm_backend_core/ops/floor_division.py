@@ -177,7 +177,7 @@ def _integer_rule(record: Record, *, returns_remainder: bool = False) -> Rule:
     """Build the integer rule of ``record``: floor_divide, div_mode, remainder or fmod."""
 
     def rule(cx: Context, x: Operand | float, y: Operand | float, **mode: str | None) -> Value:
-        """Apply ``record`` to INT32 operands whose quotient equals x / y; ``divide_by_constant`` if y is a constant.
+        """Apply ``record`` to INT32 operands whose quotient equals x / y. For constant y, use ``divide_by_constant``.
 
         x is rescaled to the scale of y. Both operands are multiplied by the largest power of two, at most 2**22, at
         which both stay within ``RESCALE_SAFE_LIMIT``. x / 0 saturates. x % 0, which is NaN in floating point, is

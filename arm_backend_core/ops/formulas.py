@@ -2,7 +2,7 @@
 
 Most formulas keep the *relative* error small (1e-5 in float32), also near a zero of the function, where the textbook
 form suffers from cancellation. Exceptions are ``gelu`` far below 0 (without ``approximate="tanh"``), ``logit`` near
-1 / 2, ``sinc`` at its zeros and large powers.
+1 / 2, ``sinc`` at its zeros, and large powers.
 
 Sources: Abramowitz & Stegun, Handbook of Mathematical Functions (A&S); M. Giles, Approximating the erfinv function
 (2010); Press et al., Numerical Recipes, 2nd edition.

@@ -29,9 +29,10 @@ _MAX_ONE_HOT_ROWS, _MAX_ONE_HOT_PRODUCTS = 1024, 1 << 21
 #: elementwise products are stored in memory.
 _MAX_ONE_HOT_BYTES = 1 << 16
 _ONE_HOT_ZERO_POINT = -128  #: int8 that represents 0 in a one-hot matrix, so that all smaller numbers saturate to it
-_MAX_UNROLLED_ROWS = 64  #: most rows of a constant gather whose indices differ: each takes a slice and a gather
+#: Maximum number of rows of a constant gather if their indices differ: each row takes a slice and a gather.
+_MAX_UNROLLED_ROWS = 64
 _MAX_CHEAP_SLICES = 8  #: up to this many slices are assumed to be cheaper than a GATHER
-_MAX_SLICES = 1024  #: for more slices, Vela takes minutes, and the CPU is faster (RAFT: 12,544 slices)
+_MAX_SLICES = 1024  #: for more slices, Vela takes minutes, and the CPU is faster (example: 12,544 slices in RAFT)
 
 
 def gather_constant_indices(b: Builder, x: Value, axis: int, indices: Sequence[int]) -> Value:

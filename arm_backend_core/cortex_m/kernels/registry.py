@@ -14,7 +14,7 @@ from arm_backend_core.targets.cortex_m import Isa
 #: Namespace of the kernels in ExecuTorch's library and in edge programs.
 LIBRARY_NAMESPACE = "cortex_m"
 
-#: Kernels that convert between float32 and integers; ATen programs have PyTorch's operators for them.
+#: Kernels that convert between float32 and integers. ATen programs contain PyTorch's operators instead.
 QUANTIZE_OPERATORS = ("quantize_per_tensor", "dequantize_per_tensor")
 
 #: Namespace of the kernels' operators in ATen programs, see ``arm_backend_core.cortex_m.custom_ops``.

@@ -27,15 +27,16 @@ OUTPUT_SCALE, OUTPUT_ZERO_POINT = 1 / 256, -128
 #: Integer bits of x in exp(x): the kernel computes exp(x) for x > -32.
 INPUT_INTEGER_BITS = 5
 
-#: Integer bits of the sum of exponentials, and the maximum number of elements of a row, so that it cannot overflow.
+#: Integer bits of the sum of exponentials. Each exponential is at most 1, so the sum over a row of at most ``MAX_ROW``
+#: elements cannot overflow.
 SUM_INTEGER_BITS = 12
 MAX_ROW = (1 << SUM_INTEGER_BITS) - 1
 
 #: Maximum number of elements of a row for which CMSIS-NN's C code is correct. In longer rows, the sum of exponentials
-#: can reach 512. CMSIS-NN then shifts by 32 bits or more. The result must be 0: ``softmax``, our own C++ kernels and
-#: CMSIS-NN's MVE code compute 0. In CMSIS-NN's C code, the behavior is undefined; on Cortex-M, it computes 1
-#: (quantization step). The C code runs on processors without MVE; if GCC 12.2 or older compiled the kernel; and for the
-#: last elements of a row whose size is not a multiple of 4.
+#: can reach 512. CMSIS-NN then shifts an integer by 32 bits or more, and the result must be 0. ``softmax``, our own C++
+#: kernels and CMSIS-NN's MVE code compute 0. In CMSIS-NN's C code, this shift is undefined behavior; on Cortex-M, its
+#: result is 1 (one quantization step). The C code runs in three cases: the processor has no MVE, GCC 12.2 or older
+#: compiled the kernel, or an element is one of the last elements of a row whose size is not a multiple of 4.
 MAX_EXACT_ROW = 511
 
 _Q0_ONE = 1 << 31

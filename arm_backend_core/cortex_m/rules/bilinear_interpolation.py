@@ -66,8 +66,8 @@ def _to_integers(matrix: Array) -> tuple[Array, int]:
 
     The kernels round twice: after the multiplication, and after the shift. This function multiplies the numerators and
     the denominator by the largest integer for which the numerators fit int8, so that the first rounding error is small.
-    Without this, 1/4 would become 1 instead of 0: the multiplication by 1/2 rounds 0.5 to 1, and the shift by one bit
-    rounds 0.5 to 1 again.
+    Without this, an exact result of 1/4 would become 1 instead of 0: the multiplication by 1/2 rounds 0.5 to 1, and the
+    shift by one bit rounds 0.5 to 1 again.
 
     Raises:
         Unsupported: the weights have no common denominator of up to 127.
@@ -81,10 +81,13 @@ def _to_integers(matrix: Array) -> tuple[Array, int]:
 
 
 def _match_phases(numerators: Array, factor: int) -> Array | None:
-    """Match polyphase weights: [factor, 3], for each phase the weights of the previous, same and next input.
+    """Match polyphase weights: each input gives ``factor`` outputs, the phases.
 
-    Each input gives ``factor`` outputs, the phases. At the edges, the first or last input replaces the missing
-    neighbour. None if the weights of a phase are not the same for all inputs.
+    At the edges, the first or last input replaces the missing neighbour.
+
+    Returns:
+        [factor, 3]: for each phase, the weights of the previous input, of the input itself and of the next input. None
+        if the weights of a phase are not the same for all inputs.
     """
     size = numerators.shape[1]
     padded = np.zeros((size * factor, size + 2), np.int64)

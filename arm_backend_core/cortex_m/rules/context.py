@@ -136,7 +136,7 @@ class KernelContext:
         return QuantizedValue.from_node(node, self.result.q, None if layout is None else tuple(layout))
 
     def clamp(self, value: QuantizedValue) -> QuantizedValue:
-        """Clamp the result of a kernel without arguments for limits to the limits of ``result``."""
+        """Clamp ``value`` to the limits of ``result``. Needed after kernels that have no arguments for these limits."""
         if (self.result.low, self.result.high) == (-128, 127):
             return value
         table = np.clip(np.arange(-128, 128), self.result.low, self.result.high).astype(np.int8)

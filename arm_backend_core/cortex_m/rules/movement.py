@@ -19,8 +19,8 @@ from arm_backend_core.permutation import Layout, inverse
 aten = torch.ops.aten
 
 #: Number of elements up to which a computed index tensor is always folded to a constant. A larger index is folded only
-#: if one of the operands that it is computed from has at least as many. Otherwise, the constant would need more flash
-#: than these operands.
+#: if one of the operands that it is computed from has at least as many elements as the index. Otherwise, the constant
+#: would need more flash than these operands.
 _MAX_FOLDED_INDEX = 1024
 
 
@@ -300,7 +300,7 @@ def apply_to_integers(cx: KernelContext) -> QuantizedValue:
 
 
 def _fold_index(cx: KernelContext, argument: Any) -> Any:
-    """Replace an index that operators compute from constants by its value, unless it would need too much flash.
+    """Fold an index that is computed from constants to its value, unless the value would need too much flash.
 
     An index is not folded if it has more than ``_MAX_FOLDED_INDEX`` elements and more than each of its operands, for
     example if it is the ``expand`` of a smaller one.

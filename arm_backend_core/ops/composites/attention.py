@@ -208,7 +208,9 @@ def flex_attention(
 
 
 class _VectorizedInterpreter(Interpreter):
-    """Evaluates a graph that PyTorch traced for one position on all positions at once: its operators broadcast.
+    """Evaluates a graph on all positions at once. PyTorch traced the graph for a single position.
+
+    This is possible because the operators of the graph broadcast.
 
     In the graph, ``tensor[position]`` is a ``flat_apply`` node. This class indexes the tensor with all positions.
     """

@@ -131,8 +131,9 @@ def bicubic_vec(
 def grid_sampler(
     x: Tensor, grid: Tensor, interpolation: int, padding: int, align_corners: bool, *, quantized: bool = False
 ) -> Tensor:
-    """F.grid_sample: sample x [N, C, (D,) H, W] at positions ``grid`` [N, ..., 2 or 3], (x, y, z) from -1 to 1.
+    """F.grid_sample: sample x [N, C, (D,) H, W] at the positions ``grid`` [N, ..., 2 or 3].
 
+    A position is (x, y) or (x, y, z), with coordinates from -1 to 1.
     ``interpolation`` is 0 (bilinear), 1 (nearest) or 2 (bicubic). ``padding`` is 0 (zeros), 1 (border) or 2
     (reflection).
     """

@@ -17,7 +17,11 @@ aten = torch.ops.aten
 
 
 def _arg_min_or_max(x: Tensor, dim: int | None, keepdim: bool, *, largest: bool) -> Tensor:
-    """Index of the first extremum. torch.argmax rejects booleans. For integers, ~x replaces -x, which may overflow."""
+    """Index of the first extremum.
+
+    Booleans are converted to integers, because torch.argmax rejects them. The minimum of floats is at the maximum of
+    -x. The minimum of integers is at the maximum of ~x = -x - 1, because -x may overflow.
+    """
     x = x.int() if x.dtype is torch.bool else x
     return torch.argmax(x if largest else -x if x.is_floating_point() else ~x, dim, keepdim)
 
@@ -62,7 +66,8 @@ def aminmax(x: Tensor, *, dim: int | None = None, keepdim: bool = False) -> tupl
 @decomposition(aten.nonzero_static.default)
 def nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
     """Indices of the first ``size`` nonzero elements, [size, rank]."""
-    # The k-th nonzero element has flat index i if the cumulative count of nonzero elements is below k for i elements.
+    # The count of nonzero elements up to and including a position is below k exactly at the positions before the k-th
+    # nonzero element. The number of these positions is the flat index of this element.
     nonzero_counts = torch.cumsum((x != 0).reshape(-1).int(), 0)
     flat = (nonzero_counts < torch.arange(1, size + 1, dtype=torch.int32).unsqueeze(1)).int().sum(1)
     indices, rest = [], flat
@@ -105,7 +110,7 @@ def sort(
     return values, indices
 
 
-#: Most elements along the sorted dimension of a stable sort with indices, which compares each pair of elements.
+#: Maximum number of elements along the dimension of a stable sort with indices, which compares each pair of elements.
 _MAX_STABLE_SORT_SIZE = 64
 
 

@@ -80,8 +80,8 @@ def col2im(
 
     Windows that tile the image need only a permutation. A quantized program uses a transposed convolution, which rounds
     once. A floating-point program adds shifted windows, because 0 * inf is NaN in a convolution. A quantized program
-    also adds windows of one row with more than ``_MAX_COL2IM_WINDOW`` elements: for windows of n elements, the
-    transposed convolution has n * n weights.
+    also adds shifted windows if a window is one row of more than ``_MAX_COL2IM_WINDOW`` elements: for windows of n
+    elements, the transposed convolution would have n * n weights.
     """
     if x.dim() == 2:
         return col2im(x.unsqueeze(0), output_size, kernel, dilation, padding, stride, quantized=quantized).squeeze(0)
@@ -229,7 +229,7 @@ def adaptive_max_pool(x: Tensor, output_size: Sequence[int], *, quantized: bool 
     return maxima, _argmax_positions(x, window_indices, quantized)
 
 
-#: Most comparisons in max_unpool, which compares each output element with all indices of its channel.
+#: Maximum number of comparisons in max_unpool, which compares each output element with all indices of its channel.
 _MAX_COMPARISONS = 1 << 24
 
 
@@ -272,8 +272,9 @@ def avg_pool3d(
 ) -> Tensor:
     """Average pooling of x [..., D, H, W] over planes, then over depth.
 
-    Each step divides by its own window size without the elements that PyTorch does not count; the product is the 3D
-    divisor. With ``divisor_override``, x is padded with zeros first, so both steps divide by whole windows.
+    Each step divides its sums by the number of elements that PyTorch counts in the window, along the axes of this step.
+    The product of both numbers is the divisor of the 3D pooling. With ``divisor_override``, x is padded with zeros
+    first, so both steps divide by the size of whole windows, and the result is corrected by a factor.
     """
     kernel, padding = broadcast_sizes(kernel, 3), broadcast_sizes(padding, 3)
     strides = broadcast_sizes(stride, 3) or kernel

@@ -119,7 +119,7 @@ def sum_squared_deviations_int8(rows: ReductionView, bits: int, *, centre: bool)
     Without ``centre``, the first result is the sum of (x - zero point)**2. With ``centre``, it is Q - S * S / n, with
     the integers Q = sum(x * x) <= n * 2**14 and S = sum(x). MUL computes S * S / n as S times the mean in Q22, with a
     64-bit product. The rounding of the mean changes the result by at most n * 2**-16, so the result is also accurate
-    for rows of nearly equal elements. Without this rounding, the result is never negative (Cauchy-Schwarz).
+    for rows of nearly equal elements. Without this rounding, the result would never be negative (Cauchy-Schwarz).
     """
     x, n = rows.x.with_scale(1.0), rows.n
     squares, total = rows.sum_of(x * x), rows.sum_of(x)
@@ -171,9 +171,10 @@ class SumOfSquares:
     The exact sum would exceed int32. Let c = x - mean with ``bits`` fractional bits, and A = sum(abs(c)) <= 2**29. Each
     row is shifted left by ``shift`` bits, so that A << shift is in [2**28, 2**29). With B = A << shift, the sum of the
     shifted squares is in [B * B / n, B * B / 2]. Each square is rounded to a multiple of 2**drop. In rows of more than
-    _MAX_SHORT_ROW elements, each square would be too small for this rounding. For such rows, ``shift`` is computed from
-    M * A instead of A * A, with M = max(abs(c)). If ``bits`` is negative, A and M are computed from the rounded c, and
-    c << shift from the unrounded c.
+    _MAX_SHORT_ROW elements, each square would be too small for this rounding, so their ``shift`` is larger. With
+    M = max(abs(c)), it is chosen such that (M << shift) * (A << shift), an upper bound of the sum of the shifted
+    squares, is below 2**57. If ``bits`` is negative, A and M are computed from the rounded c, and c << shift from the
+    unrounded c.
 
     Attributes:
         shifted: c << shift.

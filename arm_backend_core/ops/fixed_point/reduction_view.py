@@ -18,9 +18,10 @@ from arm_backend_core.tosa.graph import Value, prod
 I32 = DType.INT32
 _MAX_ELEMENTS = 1 << 22  # a sum of 2**22 int16 needs 37 bits: to fit 29 bits, it loses the low 8 bits
 
-#: U85 sums up to ``_FEW_ROWS`` rows of more than ``_SLOW_ROW`` elements faster in parts of ``_FAST_PART``: a variance
-#: of 16,384 int8 elements takes 24,426 instead of 107,136 cycles on U85-256. Rows of ``_MAX_EXACT_ROW`` or more
-#: elements are not split for speed, because the sums of int16 parts would need a shift (``ReductionView.sum_of``).
+#: If a tensor has at most ``_FEW_ROWS`` rows, U85 sums rows of more than ``_SLOW_ROW`` elements faster in parts of
+#: ``_FAST_PART`` elements: a variance of 16,384 int8 elements takes 24,426 instead of 107,136 cycles on U85-256. Rows
+#: of ``_MAX_EXACT_ROW`` or more elements are not split for speed, because the sums of int16 parts would need a shift
+#: (``ReductionView.sum_of``).
 _FEW_ROWS, _SLOW_ROW, _FAST_PART, _MAX_EXACT_ROW = 8, 1024, 512, 1 << 15
 
 
@@ -54,8 +55,9 @@ class ReductionView:
         """View a tensor as rows along ``axes``; ``operator`` names the operator in messages.
 
         Raises:
-            Unsupported: the tensor is neither int8 nor int16, has per-channel scales, or has rows of more than
-                ``_MAX_ELEMENTS`` elements or that cannot be split into equal parts of at most MAX_EXTENT elements.
+            Unsupported: the tensor is neither int8 nor int16, has per-channel scales, has rows of more than
+                ``_MAX_ELEMENTS`` elements, or has rows that cannot be split into equal parts of at most MAX_EXTENT
+                elements.
         """
         if q.dtype not in (DType.INT8, DType.INT16) or np.ndim(q.scale):
             raise Unsupported(f"{operator} of {q.dtype.value}; its input must be int8 or int16 with one scale")
@@ -100,7 +102,10 @@ class ReductionView:
         return np.asarray(weights, dtype=np.float64).reshape(shape)
 
     def max(self) -> FixedPoint:
-        """Maximum of each row. Along the last dimension, REDUCE_MAX takes four times as long as ``maximum_along``."""
+        """Maximum of each row.
+
+        Along the last dimension, ``maximum_along`` computes it, because REDUCE_MAX would take four times as long.
+        """
         if self.axis == self.x.value.rank - 1:
             return self.max_of(self.x)
         value = self.x.value

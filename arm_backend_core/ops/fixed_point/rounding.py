@@ -54,7 +54,7 @@ class FixedPointQuotient:
         return self.floor(negative.mul(1 - (1 << self.fraction_bits)).with_scale(1.0))
 
     def round(self) -> FixedPoint:
-        """x / divisor rounded half to even. RESCALE rounds half up; where that makes a tie odd, subtract 1."""
+        """x / divisor rounded half to even. RESCALE rounds half up; where a tie becomes odd, subtract 1."""
         rounded_half_up = self._nearest(self.value)
         is_odd = (rounded_half_up.rescale(DType.INT32, 0.5).refine_scale(2) - rounded_half_up).assume_range(0, 1)
         minus_one_at_tie = (

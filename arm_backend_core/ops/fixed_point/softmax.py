@@ -117,7 +117,7 @@ class _ExpTableIndex:
     exact_entries: Array
 
     def look_up(self, values: Array, variant: int) -> FixedPoint:
-        """Look up ``values`` (513 entries) at the index. Each table of a row has another ``variant`` number.
+        """Look up ``values`` (513 entries) at the index. Each table of a row needs a different ``variant`` number.
 
         Vela fuses a SUB into the TABLE, and RESCALEs into the SUB, only if each has a single reader. So every table
         gets a SUB and RESCALEs of its own. Variants differ in the zero point (int8) or in powers of two (int16), so
