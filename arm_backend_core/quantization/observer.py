@@ -63,7 +63,7 @@ class RangeObserver(ObserverBase):
 
     Attributes:
         scale_of_zeros: scale of an all-zero tensor. With a smaller scale, the bias of a layer that reads the tensor
-            would overflow int32: its scale is the activation's scale times the weight's scale.
+            would overflow int32: the scale of the bias is the activation's scale times the weight's scale.
         description: the observed tensor in words, for messages.
         is_constant: whether the tensor is a constant, so that no other values can occur.
         is_integer: whether the tensor is a cast of integers. A scale below 1 is then rounded up to a power of
@@ -321,7 +321,8 @@ class WeightObserver(RangeObserver):
     def _constrain_scale(self, scale: Array) -> Array:
         for activation, bias in self.bias_constraints:
             min_scale = bias / (2.0**30 * activation.calculate_qparams()[0].double().numpy())
-            # A scale may apply to several channels: all of them, or one in each group (transposed convolutions).
+            # A scale may apply to several channels: to all channels, or, in a grouped transposed convolution, to the
+            # channels with the same index in their groups.
             scale = np.maximum(scale, min_scale.reshape(-1, scale.size).max(0))
         return super()._constrain_scale(scale)
 

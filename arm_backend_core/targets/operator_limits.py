@@ -128,8 +128,9 @@ def _avg_pool_violation(op: Operation) -> str | None:
 def _avg_pool_u85_violation(op: Operation) -> str | None:
     """Refuse padded pools of several images with a kernel over 8 or a stride over 3.
 
-    These are Vela's bugs ``batched_pool_kernel`` and ``batched_pool_stride``. Vela computes kernels over 8 with
-    three operations for each image. With padding, results of later images are wrong, or are written behind the result.
+    These are Vela's bugs ``batched_pool_kernel`` and ``batched_pool_stride``. Vela computes kernels over 8 with three
+    operations for each image. With padding, results of later images are wrong, or are written to memory behind the
+    result.
     """
     images, kernel = op.inputs[0].shape[0], tuple(op.attrs["kernel"])
     if images > 1 and any(op.attrs["pad"]) and max(kernel) > 8:
