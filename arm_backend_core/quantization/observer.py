@@ -232,9 +232,9 @@ def find_min_mse_range(values: Tensor, low: Bounds, high: Bounds, steps: int) ->
     rounds to 0: its squared error is the value squared. Outside of the range, the squared error is the squared distance
     to the bound.
 
-    One histogram provides the sums, so all pairs of candidate bounds are compared at once. If the best range is at most
-    a quarter of the histogram, the search repeats in a histogram of twice that range, so that an outlier does not make
-    the bins coarse.
+    One histogram provides the sums, so all pairs of candidate bounds are compared at once. An outlier makes the bins
+    coarse. If the best range is at most a quarter of the histogram, the search therefore repeats in a histogram of
+    twice the best range.
 
     Args:
         values: float32, 1-D.

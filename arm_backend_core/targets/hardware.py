@@ -54,13 +54,13 @@ class Hardware:
         chains: Vela runs consecutive elementwise operations as one chain, in which an operation that only scales costs
             less than outside of a chain.
         fuses_shared_rescale: Vela fuses a RESCALE into its producer even if the producer has other readers, and into
-            its readers even if it has several. If False, Vela fuses a RESCALE into its producer only if the RESCALE is
-            the only reader of the producer, and into its reader only if the RESCALE has no other reader.
+            its readers even if it has several readers. If False, Vela fuses a RESCALE into its producer only if the
+            producer has no other reader, and into its reader only if the RESCALE has no other reader.
         ignores_unit_axes: Vela fuses operations across a RESHAPE that only adds or removes axes of size 1.
         scales_max_pools: a max pooling can scale its result, so that Vela fuses a RESCALE into MAX_POOL2D.
         sums_rescale_operands: ADD and SUB rescale both operands and their result in one operation.
-        computes_pixel_pairs: a 1x1 convolution of few channels takes fewer cycles if two pixels become the channels of
-            one pixel, or if the input channels are split into two halves, which a 1x2 kernel reads as two pixels.
+        computes_pixel_pairs: a 1x1 convolution of few channels takes fewer cycles in one of two forms. Two pixels
+            become the channels of one pixel, or the channels of one pixel become two pixels, which a 1x2 kernel reads.
         copies_by_slow_pool: Vela copies operands of a CONCAT by an average pooling, which takes twice the cycles of a
             MUL by 1.
         estimates_missing_activation: Vela 5.1 adds the cycles of a table lookup to the estimate of an operation that

@@ -141,8 +141,8 @@ def _avg_pool_u85_violation(op: Operation) -> str | None:
 def _batched_stride_violation(op: Operation) -> str | None:
     """Refuse strides above 3 for padded pools and 1x1 convolutions of several images.
 
-    Vela splits these operators by image, then splits each part again, and does not compute later images (bugs
-    ``batched_pool_stride`` for pools and, in Vela 5.1, ``batched_conv_stride`` for convolutions).
+    Vela splits these operators by image, then splits each part again, and does not compute later images. For pools,
+    this is the bug ``batched_pool_stride``; for convolutions, in Vela 5.1, ``batched_conv_stride``.
     """
     kernel = op.attrs["kernel"] if "kernel" in op.attrs else op.inputs[1].shape[1:3]
     is_padded, stride = _padding_and_stride(op, kernel)
