@@ -35,9 +35,9 @@ class ArmPartitioner(Partitioner):
         require_full_delegation: raise ``FullDelegationError`` if an operator other than quantize and dequantize is not
             delegated.
         steps_per_call: maximum number of time steps of a recurrent layer that one delegate call computes. A layer with
-            more steps becomes a loop of delegate calls. With "auto", the partitioner chooses the number. It then makes
-            loops only for layers with many steps, and only in programs with many steps in total. With None, all layers
-            stay unrolled.
+            more steps becomes a loop of delegate calls. With "auto", the partitioner chooses the number. A layer with
+            many steps then becomes a loop. In a program with many steps in total, all layers become loops. With None,
+            all layers stay unrolled.
     """
 
     spec_class: type[ArmCompileSpec]
@@ -50,7 +50,7 @@ class ArmPartitioner(Partitioner):
         require_full_delegation: bool = False,
         steps_per_call: int | Literal["auto"] | None = None,
     ) -> None:
-        super().__init__({})  # the default spec cannot be copied or pickled
+        super().__init__({})  # the default value of this argument cannot be copied or pickled
         if not isinstance(compile_spec, self.spec_class):
             raise TypeError(
                 f"compile_spec: {type(self).__name__} takes a {self.spec_class.__name__}, "

@@ -116,7 +116,8 @@ def build_program(program: ExportedProgram, graph: torch.fx.Graph, constants: di
     targets = {str(spec.target) for spec in constants.values()}
     all_stores = (program.state_dict, program.constants)
     stores = ({name: value for name, value in store.items() if name in targets} for store in all_stores)
-    # ExportedProgram's constructor would generate and compile Python code for every program.
+    # ExportedProgram's constructor would generate and compile Python code for every program. Copying ``program`` with
+    # another module avoids this.
     result = replace_parts(
         program, _LazyGraphModule(torch.nn.Module(), graph), ExportGraphSignature(input_specs, output_specs), *stores
     )
@@ -213,7 +214,7 @@ def fold_constant_outputs(program: ExportedProgram) -> bool:
                 program.graph_module, f"{node.name}_value", value.new_empty(value.shape).copy_(value)
             )
             duplicate = graph.call_function(torch.ops.aten.clone.default, (constant,))
-        traced = node.meta["val"]  # its strides of dimensions of size 1 may be out of order
+        traced = node.meta["val"]  # strides of its dimensions of size 1 may be out of order
         duplicate.meta = {**node.meta, "val": traced.new_empty(traced.shape)}
         constant.meta["val"] = duplicate.meta["val"]
         node.replace_all_uses_with(duplicate)
@@ -322,7 +323,7 @@ def _view_bytes(memory: torch.Tensor, tensor: torch.Tensor, offset: int) -> torc
 
     ``memory`` has one element per byte of a range of addresses. ``offset`` is the index of the tensor's first byte.
     """
-    # PyTorch does not write to expanded dimensions.
+    # Expanded dimensions (stride 0) are left out, because PyTorch refuses to write to them.
     axes = [(n, stride) for n, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride]
     strides = [stride * tensor.itemsize for _, stride in axes]
     return memory.as_strided([*(n for n, _ in axes), tensor.itemsize], [*strides, 1], offset)

@@ -26,7 +26,7 @@ IntervalRule = Callable[[Node, IntervalOf], Interval | None]
 INT32: Interval = (-(1 << 31), (1 << 31) - 1)
 #: Assumed interval of an unknown integer, which is mostly an index or a count. A sum of two such integers fits int32.
 ASSUMED_INTERVAL: Interval = (INT32[0] >> 1, INT32[1] >> 1)
-#: A product with a constant below this limit is assumed to be a row offset (row number * width).
+#: A product with a constant whose magnitude is below this limit is assumed to be a row offset: row number * width.
 _MAX_ROW_WIDTH = 1 << 13
 #: Width of the narrowest integer type. A shift by at least the width gives 0 or the sign.
 _MIN_INTEGER_BITS = 8
@@ -58,7 +58,11 @@ def elementwise(rule: Callable[..., Interval]) -> IntervalRule:
 
 
 def multiplication(node: Node, interval_of: IntervalOf) -> Interval | None:
-    """Interval of a product. Row offsets (see ``_MAX_ROW_WIDTH``) are assumed to be in ``ASSUMED_INTERVAL``."""
+    """Interval of a product.
+
+    If both operands fit int32, but the product might not, a row offset (see ``_MAX_ROW_WIDTH``) is assumed to be in
+    ``ASSUMED_INTERVAL``.
+    """
     operands = _operands(node, interval_of)
     if operands is None:
         return None
@@ -116,15 +120,19 @@ def reduced_sum(node: Node, interval_of: IntervalOf) -> Interval | None:
 
 
 def element_index(node: Node, interval_of: IntervalOf) -> Interval:
-    """Interval of an element's index along the dimension in the second argument, or in the flattened operand."""
+    """Interval of an element's index.
+
+    The second argument is the dimension along which the index counts. Without it, the index counts elements of the
+    flattened operand.
+    """
     return 0, _count_elements(node, *node.args[1:2]) - 1
 
 
 def values_and_indices(node: Node, interval_of: IntervalOf) -> Interval | None:
     """Interval of an operator with two results: elements of the operand, and their indices.
 
-    The rule also takes the ``getitem`` node of one result. It returns the interval of the indices for the ``getitem``
-    with index 1, and None for the other.
+    The rule is also called with the ``getitem`` node of one result. For the ``getitem`` with index 1, it returns the
+    interval of the indices. For the ``getitem`` with index 0, it returns None.
     """
     if node.target is not operator.getitem:
         return data_movement(node, interval_of)
@@ -213,7 +221,7 @@ def subtract(x: Interval, y: Interval, alpha: Interval = (1, 1)) -> Interval:
 
 
 def divide(x: Interval, y: Interval) -> Interval:
-    """Interval of x / y, rounded in any way. Its magnitude is at most that of x."""
+    """Interval of x / y, rounded in any way. For integers y != 0, the quotient's magnitude is at most that of x."""
     return hull(x, (-x[1], -x[0]))
 
 

@@ -25,8 +25,8 @@ aten = torch.ops.aten
 def linear(cx: Context, x: Operand, weight: Operand, bias: Operand | None = None) -> Value:
     """Linear layer of x [..., IC] and weight [OC, IC], as a 1x1 convolution in which each row of x is a pixel.
 
-    On NPUs that decode weights slowly, some linear layers inside the time steps of recurrent layers are a MATMUL:
-    layers with one row of int8 inputs, an int16 result and at least 2**14 weights.
+    On NPUs that decode weights slowly, some linear layers become a MATMUL instead. These layers are in the time steps
+    of recurrent layers, and have one row of int8 inputs, an int16 result and at least 2**14 weights.
     """
     if x.q is not None and weight.q is None:
         raise Unsupported("its input is quantized but its weight is not")
@@ -130,7 +130,7 @@ def _int16_matmul_by_bytes(cx: Context, a: FixedPoint, b: FixedPoint) -> Value:
 
     (a_high, a_low), (b_high, b_low) = split_bytes(a), split_bytes(b)
     k, scale = a.shape[-1], a.scale * b.scale
-    step = max(float(cx.q.scale) * 2.0**-14, scale * (k + 1) * 2.0 ** (30 - 29))  # below 2**29, as RESCALE requires
+    step = max(float(cx.q.scale) * 2.0**-14, scale * (k + 1) * 2.0 ** (30 - 29))  # sums below 2**29 steps, for RESCALE
 
     if step > float(cx.q.scale):
         raise Unsupported(

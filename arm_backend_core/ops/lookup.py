@@ -46,8 +46,7 @@ def apply_by_table(b: Builder, x: Operand, function: Callable[[Array], Array], q
         q: the result's parameters.
 
     Raises:
-        Unsupported: the function is NaN at every value of ``x``; or a correction is added, under the conditions of
-            ``to_common_scale``.
+        Unsupported: the function is NaN at every value of ``x``; or ``to_common_scale`` refuses to add a correction.
     """
     assert x.q is not None
     oversampling = 256 if x.q.dtype is DType.INT8 else 1
@@ -71,8 +70,8 @@ def apply_by_table(b: Builder, x: Operand, function: Callable[[Array], Array], q
             _note_coarse_table(b, approximate(*factors) - samples[:-1], q)
             return emit_separable(operand, *factors).requantize(q)
         _note_coarse_table(b, error, q)
-    # On an NPU, the TABLE's INT32 result is rescaled to int16 before int8: a TABLE without a RESCALE to int16 takes six
-    # operations.
+    # On an NPU, the TABLE's INT32 result is rescaled to int16 first, also if the final result is int8. A TABLE whose
+    # result is not rescaled to int16 takes six NPU operations.
     if not corrections and not (b.target.hardware.is_npu and q.dtype is DType.INT8):
         low, high = (int(end) << 7 for end in (entries.min(), entries.max()))
         return FixedPoint(b, b.table(index, entries), low, high, scale / 128).requantize(q)
@@ -101,8 +100,8 @@ def _build_table(
 
     Returns:
         The phase step (``find_sinusoid_phase_step``; 0 if the function is no fast sinusoid), the entries, their scale,
-        the corrections (``_correction_tables``), and the error of the result at each operand value (one zero if all are
-        acceptable).
+        the corrections (``_correction_tables``), and the error of the result at each operand value. A single 0 replaces
+        the errors if they are acceptable (``_is_acceptable_error``).
     """
     samples, q = np.frombuffer(sample_bytes), QParams(*qparams)
     defined_indices = np.flatnonzero(~np.isnan(samples))
@@ -191,7 +190,7 @@ def _correction_tables(
     """Yield at most two correction tables, for parts of the range in which linear interpolation has a large error.
 
     Activations such as SiLU get no correction, because their error is acceptable and a correction would increase the
-    cycles of EfficientNet-B0 by half. A logit gets two corrections, one at each pole.
+    cycles of EfficientNet-B0 by half. The function ``logit`` gets two corrections, one at each pole.
 
     Yields:
         The int16 operand at the middle of the part, the factor by which the table is finer, and its 513 entries.
@@ -218,7 +217,10 @@ def _correction_tables(
 
 
 def _is_acceptable_error(error: Array, q: QParams) -> bool:
-    """Whether the largest error is at most 2**-9 (half a step of int8), or the RMS error 2**-13, of the range of q."""
+    """Whether the error is acceptable, relative to the width of the range of ``q``.
+
+    The largest error must be at most 2**-9 of the width (half a step of int8), or the RMS error at most 2**-13 of it.
+    """
     full_range = float(q.scale) * (q.qmax - q.qmin)
     largest: float = np.abs(error).max()
     return largest <= full_range * 2.0**-9 or bool((error**2).mean() <= (full_range * 2.0**-13) ** 2)

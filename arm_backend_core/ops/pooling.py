@@ -101,11 +101,14 @@ def _lowest_value(dtype: DType) -> float:
 
 
 def _dilated_max_pool(cx: Context, image: Value, window: _PoolingWindow, dilation: tuple[int, int]) -> Value:
-    """Dilated max pooling by space-to-batch: every dilation-th row and column form an image with dense windows."""
+    """Dilated max pooling by space-to-batch.
+
+    Each image of the batch consists of every dilation-th row and column. Its windows are dense.
+    """
     b, (dy, dx), lowest = cx.b, dilation, _lowest_value(image.dtype)
     top, bottom, left, right = window.pad
     n, h, w, c = image.shape
-    extra = [-(top + h + bottom) % dy, -(left + w + right) % dx]  # up to multiples of the dilation
+    extra = [-(top + h + bottom) % dy, -(left + w + right) % dx]  # pads to multiples of the dilation
     image = b.pad(image, [(0, 0), (top, bottom + extra[0]), (left, right + extra[1]), (0, 0)], lowest)
     rows, columns = image.shape[1] // dy, image.shape[2] // dx
     phases = b.transpose(b.reshape(image, (n, rows, dy, columns, dx, c)), (0, 2, 4, 1, 3, 5))

@@ -99,9 +99,10 @@ def _project_inputs(
 def _project_steps(
     emit: NodeEmitter, x: Node, *parameters: Node, time_axis: int, groups: Sequence[int]
 ) -> list[list[Node]]:
-    """Emit ``_project_inputs``, whose nodes select the gates of the first time step, and copies for the other steps.
+    """Emit ``_project_inputs`` once, and select the gates of each time step from its matrix product.
 
-    Copying avoids tracing, which takes 2 ms per operator.
+    The nodes of ``_project_inputs`` select the gates of the first step. Copies of the select nodes with other indices
+    select the gates of the other steps. Copying avoids tracing, which takes 2 ms per operator.
 
     Returns:
         For each time step, one node for each of ``groups``.

@@ -2,7 +2,7 @@
 
 If the target cannot run the RESIZE, rows and columns are gathered (nearest), or interpolated by matrix products or
 convolutions (bilinear). Rows and columns are also gathered if RESIZE would read other pixels than PyTorch. Convolutions
-also replace a bilinear RESIZE that takes more cycles.
+also replace a bilinear RESIZE that takes more cycles than the convolutions.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _resize(cx: Context, image: Value, samplings: Sequence[_AxisSampling], mode:
 
 
 def _nearest_indices(size: int, out: int, factor: float | None, shift: float) -> list[int]:
-    """Input indices that PyTorch reads: floor((o + shift) * step), computed in float32."""
+    """Input index that PyTorch reads for each output element o: floor((o + shift) * step), computed in float32."""
     step = np.float32(size) / np.float32(out) if factor is None else np.float32(1.0 / factor)
     positions = (np.arange(out, dtype=np.float32) + np.float32(shift)) * step
     return [int(position) for position in np.minimum(np.floor(positions), size - 1)]
@@ -237,7 +237,7 @@ def _is_cheaper_by_conv(cx: Context, image: Value, samplings: Sequence[_AxisSamp
         cycles_per_result += _UNFUSED_RESCALE_CYCLES
     if image.dtype is DType.INT16:
         cycles_per_result *= 2
-    # 2 *: TRANSPOSEs and idle multipliers double the cycles of the convolutions.
+    # The factor 2: TRANSPOSEs and idle multipliers double the cycles of the convolutions.
     return 2 * macs / cx.target.macs < cycles_per_result * results
 
 

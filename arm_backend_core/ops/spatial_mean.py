@@ -1,8 +1,8 @@
 """Spatial mean (global average pooling) of a quantized tensor, by depthwise convolutions with all weights 1.
 
 The accumulator is rescaled directly to the quantization parameters of the result. AVG_POOL2D, in contrast, keeps the
-parameters of the input. Each convolution sums rows. A row of the image is viewed as fewer channels and more positions,
-because an Ethos-U stores ten bytes of scale for each channel and processes several positions at once.
+parameters of the input. Each convolution sums rows. The elements of a row are viewed as more positions with fewer
+channels each: an Ethos-U stores ten bytes of scale for each channel, and processes several positions at once.
 
 Estimates of Vela 5.1 for 7x7x1280 between two 1x1 convolutions. The three numbers are cycles on U55-128, cycles on
 U85-256 and bytes of the program for U55-128:
@@ -82,8 +82,9 @@ def spatial_mean(
 def _is_mean_over_image_side(b: Builder, x: Value, axes: Sequence[int]) -> bool:
     """Whether the mean is over the height or the width of an image stored as [N, H, W, C], and one kernel covers it.
 
-    BC-ResNet and coordinate attention compute such means. The image stays in its layout, without TRANSPOSEs. For
-    x + conv(mean(x)) with [1, 32, 20, 48], Vela 5.2 estimates these cycles (in the stored layout, with TRANSPOSEs):
+    BC-ResNet and coordinate attention compute such means. The image stays in its layout, without TRANSPOSEs. Vela 5.2's
+    estimates of the cycles of x + conv(mean(x)) with [1, 32, 20, 48] follow. Of two numbers, the first is for the
+    stored layout, and the second is with TRANSPOSEs:
 
     - mean over the height: 154,758 and 221,754 on U55-128, 53,470 and 97,680 on U85-256,
     - mean over the width: 151,730 and 157,734 on U55-128, 54,236 and 70,626 on U85-256.

@@ -39,9 +39,9 @@ Algorithm = Callable[[Builder, Value, DType, int, int, bool], list[Value]]
 #: On targets other than Ethos-U, k above this limit use selection by rank, because each step of the iterative selection
 #: takes eight operators on the whole tensor. Smaller k use selection by rank if there are at most 8 * k elements.
 _MAX_ITERATIVE_K = 5
-#: On all targets, topk with k above _MAX_ITERATIVE_K is supported for at most _MAX_RANKED_ELEMENTS elements along the
-#: dimension, or for at most _MAX_PAIRS pairs of elements (rows * n * n), for example 512 elements in one row. With
-#: 1024 elements in one row, the CPU is faster.
+#: Limits of topk with k above _MAX_ITERATIVE_K, on all targets. There must be at most _MAX_RANKED_ELEMENTS elements
+#: along the dimension, or at most _MAX_PAIRS pairs of elements (rows * n * n). Example of the latter: 512 elements in
+#: one row. With 1024 elements in one row, the CPU is faster.
 _MAX_RANKED_ELEMENTS, _MAX_PAIRS = 64, 1 << 18
 #: Maximum number of pairs for selection by rank on Ethos-U. A pair takes 6 bytes of SRAM on U55, and 12 on U85.
 _MAX_PAIRS_ON_NPU = 1 << 13

@@ -67,8 +67,9 @@ class Annotator:
     def _choose_result_spec(self, node: Node) -> None:
         """Give a result the activation spec with the most levels among the configurations of its readers.
 
-        No reader then gets a result that was rounded to fewer levels than its own configuration has. Functions of a
-        chain (``FusionPlan.chain_base``), and results without quantized readers, keep the spec of their configuration.
+        A reader whose configuration has many levels thus gets a result that was rounded to at least as many levels.
+        Functions of a chain (``FusionPlan.chain_base``), and results without quantized readers, keep the spec of their
+        configuration.
         """
         has_several_results = isinstance(node.meta["val"], (list, tuple))
         users = [user for getitem in node.users for user in getitem.users] if has_several_results else list(node.users)
@@ -318,7 +319,8 @@ def _exact_interval(node: Node) -> tuple[float, float] | None:
     """Return the range of ``node`` if it casts integers that its quantized type represents exactly, else None.
 
     The quantized type represents int8, uint8 and integers with a known interval exactly. For other integers, a
-    calibrated range is more precise: functions of int16 are TABLEs with one entry for every 128th value.
+    calibrated range is more precise: a function of an int16 tensor is a TABLE with one entry for every 128th value.
+    With a scale of 1, small integers would all lie between the same two entries.
     """
     if not is_cast_from_integers(node):
         return None

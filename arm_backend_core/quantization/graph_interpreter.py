@@ -12,7 +12,9 @@ from torch.fx import Graph, Node, map_arg
 from arm_backend_core.nodes import BRANCH_SELECT
 from arm_backend_core.ops.loop_markers import LOOP_OUT
 
-#: (condition, its value). In ``GraphInterpreter.taken_branches``, the select node stands in for its condition.
+#: (condition, its value): the branch that is taken if the condition has this value. In
+#: ``GraphInterpreter.taken_branches``, the first item is instead the node that selects between the results of two
+#: branches.
 Branch = tuple[Any, bool]
 #: {node: branches}. The node's result is read only if all of these branches are taken.
 BranchConditions = Mapping[Node, tuple[Branch, ...]]
@@ -21,8 +23,9 @@ BranchConditions = Mapping[Node, tuple[Branch, ...]]
 class GraphInterpreter:
     """Runs a graph node by node, with less overhead than ``torch.fx.Interpreter``. Subclasses override the hooks.
 
-    The interpreter computes only branches that are taken. With empty ``conditions``, it computes all branches, and a
-    select returns a branch that was not taken yet, if there is one.
+    The interpreter computes only branches that are taken. With empty ``conditions``, it computes all branches. A node
+    that selects between the results of two branches then returns the result of a branch that was not taken yet, if
+    there is one.
 
     Args:
         conditions: from ``find_branch_conditions``, or empty.

@@ -60,7 +60,7 @@ def merge_observers(observers_by_graph: Sequence[Observers], key_of: Callable[[N
 
 
 def set_observer_properties(*observed_graphs: tuple[GraphModule, Mapping[Node | tuple[Node, Node], Any]]) -> None:
-    """Set the properties of each observer's tensor: description, whether constant, whether cast from integers.
+    """Tell each observer about its tensor: description, whether it is constant, whether it is cast from integers.
 
     The observer of a weight also gets the biases of the layers that read the weight (``register_bias``).
 
@@ -90,7 +90,7 @@ def set_observer_properties(*observed_graphs: tuple[GraphModule, Mapping[Node | 
 
 
 def register_bias(model: GraphModule, node: Node, observers: Mapping[Node | tuple[Node, Node], Any]) -> None:
-    """Register an operator's current bias with the observer of its weight: the bias bounds the scale from below."""
+    """Register an operator's current bias with the observer of its weight. The scale has a minimum due to the bias."""
     record = find_record(node)
     if record is None or record.kind is not AnnotationKind.CONV or len(node.args) <= record.bias:
         return

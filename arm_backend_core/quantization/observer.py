@@ -63,7 +63,7 @@ class RangeObserver(ObserverBase):
 
     Attributes:
         scale_of_zeros: scale of an all-zero tensor. With a smaller scale, the bias of a layer that reads the tensor
-            would overflow int32: its scale is the activation's scale times the weight's scale.
+            would overflow int32: the scale of the bias is the activation's scale times the weight's scale.
         description: the observed tensor in words, for messages.
         is_constant: whether the tensor is a constant, so that no other values can occur.
         is_integer: whether the tensor is a cast of integers. A scale below 1 is then rounded up to a power of
@@ -232,9 +232,9 @@ def find_min_mse_range(values: Tensor, low: Bounds, high: Bounds, steps: int) ->
     rounds to 0: its squared error is the value squared. Outside of the range, the squared error is the squared distance
     to the bound.
 
-    One histogram provides the sums, so all pairs of candidate bounds are compared at once. If the best range is at most
-    a quarter of the histogram, the search repeats in a histogram of twice that range, so that an outlier does not make
-    the bins coarse.
+    One histogram provides the sums, so all pairs of candidate bounds are compared at once. An outlier makes the bins
+    coarse. If the best range is at most a quarter of the histogram, the search therefore repeats in a histogram of
+    twice the best range.
 
     Args:
         values: float32, 1-D.
@@ -321,7 +321,8 @@ class WeightObserver(RangeObserver):
     def _constrain_scale(self, scale: Array) -> Array:
         for activation, bias in self.bias_constraints:
             min_scale = bias / (2.0**30 * activation.calculate_qparams()[0].double().numpy())
-            # A scale may apply to several channels: all of them, or one in each group (transposed convolutions).
+            # A scale may apply to several channels: to all channels, or, in a grouped transposed convolution, to the
+            # channels with the same index in their groups.
             scale = np.maximum(scale, min_scale.reshape(-1, scale.size).max(0))
         return super()._constrain_scale(scale)
 

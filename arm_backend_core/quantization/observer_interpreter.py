@@ -60,7 +60,7 @@ class ObserverInterpreter(GraphInterpreter):
         if node in self._fill_values:
             return torch.where(value.isfinite(), value, self._fill_values[node])
         try:
-            for callback in callbacks:  # range observers come first, so the first call raises
+            for callback in callbacks:  # a range observer comes first: it rejects non-finite values
                 callback(value)
         except NonFiniteError as problem:
             self.problems[node] = problem.kind

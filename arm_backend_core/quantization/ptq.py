@@ -356,9 +356,9 @@ _SPEC_FIELDS = ("dtype", "is_dynamic", "quant_min", "quant_max", "qscheme", "ch_
 def _group_observers(qspecs: dict[Any, Any]) -> dict[Any, int]:
     """Assign each observed node and edge the number of its observer, as torchao does, with fewer comparisons.
 
-    torchao compares each reader of a tensor with every other reader. This function therefore passes only the first of
-    the readers with equal specs. A spec that refers to an omitted reader is changed to refer to the first reader.
-    torchao follows a chain of shared scales recursively, so the recursion limit is raised.
+    torchao compares each reader of a tensor with every other reader. This function therefore passes to torchao only the
+    first of the readers with equal specs. A spec that refers to an omitted reader is changed to refer to the first
+    reader. torchao follows a chain of shared scales recursively, so the recursion limit is raised.
     """
     first: dict[Any, Any] = {}
     duplicates: dict[Any, Any] = {}

@@ -83,7 +83,8 @@ class InterleavedCalibration:
     """Calibrates methods on the buffer values that the samples of another method leave.
 
     The quantization calibrates one method after the other. Without interleaving, a method that reads the state would be
-    calibrated on the final state only, and a method that clears it on almost only zeros.
+    calibrated on the final state only. A method that clears the state would be calibrated on values that are almost all
+    0.
 
     Args:
         methods: {name of the method: (its observed program, its samples)}.

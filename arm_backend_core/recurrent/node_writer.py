@@ -59,9 +59,9 @@ class NodeWriter:
         return node
 
     def quantize_yielded(self, node: Node, yielded: YieldedValue) -> Node:
-        """Quantize the floating-point value ``node`` as ``yielded``. Without ``yielded.quantize``, return ``node``."""
+        """Quantize the float value ``node`` by ``yielded.quantize``. If this operation is None, return ``node``."""
         return self.apply_qdq_ops(node, [yielded.quantize] if yielded.quantize else [])
 
     def dequantize_yielded(self, node: Node, yielded: YieldedValue) -> Node:
-        """Dequantize the yielded value ``node``. Without ``yielded.quantize``, return ``node``."""
+        """Dequantize ``node``: the inverse of ``quantize_yielded``. Without ``yielded.quantize``, return ``node``."""
         return self.apply_qdq_ops(node, [yielded.quantize.inverse] if yielded.quantize else [])

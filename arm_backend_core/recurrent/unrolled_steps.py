@@ -105,7 +105,10 @@ class YieldedValue(NamedTuple):
 
     @classmethod
     def from_qdq_ops(cls, slot: int, qdq_ops: Sequence[QdqOp]) -> YieldedValue:
-        """The value that the operator at ``slot`` yields to a reader behind ``qdq_ops``, quantized by their first."""
+        """The value that the operator at ``slot`` yields to a reader behind ``qdq_ops``.
+
+        The first of ``qdq_ops`` quantizes the value.
+        """
         return cls(slot, qdq_ops[0] if qdq_ops else None)
 
 
@@ -168,9 +171,9 @@ class UnrolledLayer:
         steps: the steps; each maps slots to operators.
         reads: {slot: [ATen overload, structure of its arguments, operand, ...]}. All steps have these reads, except
             that the first step reads initial states instead of values of a previous step.
-        initial_states: {loop-carried value: its initial values}. Where later steps read the value from the previous
-            step, the first step reads these operands; there is one for each reader. They are all the same value, or all
-            constants.
+        initial_states: {loop-carried value: operands of the first step}. Where a later step reads the value of the
+            previous step, the first step reads such an operand. There is one operand for each reader of the value. The
+            operands are all the same value, or all constants.
         constants: constant placeholders of the program, and nodes that are computed from constants alone.
         outputs: nodes with a reader outside of the steps: operators of the steps, or quantize and dequantize nodes
             after them.

@@ -54,13 +54,13 @@ class Hardware:
         chains: Vela runs consecutive elementwise operations as one chain, in which an operation that only scales costs
             less than outside of a chain.
         fuses_shared_rescale: Vela fuses a RESCALE into its producer even if the producer has other readers, and into
-            its readers even if it has several. If False, Vela fuses a RESCALE into its producer only if the RESCALE is
-            the only reader of the producer, and into its reader only if the RESCALE has no other reader.
+            its readers even if it has several readers. If False, Vela fuses a RESCALE into its producer only if the
+            producer has no other reader, and into its reader only if the RESCALE has no other reader.
         ignores_unit_axes: Vela fuses operations across a RESHAPE that only adds or removes axes of size 1.
         scales_max_pools: a max pooling can scale its result, so that Vela fuses a RESCALE into MAX_POOL2D.
         sums_rescale_operands: ADD and SUB rescale both operands and their result in one operation.
-        computes_pixel_pairs: a 1x1 convolution of few channels takes fewer cycles if two pixels become the channels of
-            one pixel, or if the two halves of its channels become the elements of a 1x2 kernel.
+        computes_pixel_pairs: a 1x1 convolution of few channels takes fewer cycles in one of two forms. Two pixels
+            become the channels of one pixel, or the channels of one pixel become two pixels, which a 1x2 kernel reads.
         copies_by_slow_pool: Vela copies operands of a CONCAT by an average pooling, which takes twice the cycles of a
             MUL by 1.
         estimates_missing_activation: Vela 5.1 adds the cycles of a table lookup to the estimate of an operation that
@@ -88,8 +88,8 @@ class Hardware:
             compares them with the cycles of two convolutions. If it is 0, lowering emits a RESIZE wherever the hardware
             supports it.
         vela_bugs: names of Vela's bugs (``docs/contributors/vela.md``) that ``tosa/vela_workarounds`` avoids.
-        axes_lost_on_split: returns the axes along which Vela splits an operator and then loses the offset of its
-            operands (bug ``lost_slice_offset``).
+        axes_lost_on_split: function that returns the axes along which Vela splits an operator and then loses the offset
+            of the operator's operands (bug ``lost_slice_offset``).
     """
 
     unsupported: frozenset[str] = frozenset()

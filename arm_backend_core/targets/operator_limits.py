@@ -128,8 +128,9 @@ def _avg_pool_violation(op: Operation) -> str | None:
 def _avg_pool_u85_violation(op: Operation) -> str | None:
     """Refuse padded pools of several images with a kernel over 8 or a stride over 3.
 
-    These are Vela's bugs ``batched_pool_kernel`` and ``batched_pool_stride``. Vela computes kernels over 8 with
-    three operations for each image. With padding, results of later images are wrong, or are written behind the result.
+    These are Vela's bugs ``batched_pool_kernel`` and ``batched_pool_stride``. Vela computes kernels over 8 with three
+    operations for each image. With padding, results of later images are wrong, or are written to memory behind the
+    result.
     """
     images, kernel = op.inputs[0].shape[0], tuple(op.attrs["kernel"])
     if images > 1 and any(op.attrs["pad"]) and max(kernel) > 8:
@@ -140,8 +141,8 @@ def _avg_pool_u85_violation(op: Operation) -> str | None:
 def _batched_stride_violation(op: Operation) -> str | None:
     """Refuse strides above 3 for padded pools and 1x1 convolutions of several images.
 
-    Vela splits these operators by image, then splits each part again, and does not compute later images (bugs
-    ``batched_pool_stride`` for pools and, in Vela 5.1, ``batched_conv_stride`` for convolutions).
+    Vela splits these operators by image, then splits each part again, and does not compute later images. For pools,
+    this is the bug ``batched_pool_stride``; for convolutions, in Vela 5.1, ``batched_conv_stride``.
     """
     kernel = op.attrs["kernel"] if "kernel" in op.attrs else op.inputs[1].shape[1:3]
     is_padded, stride = _padding_and_stride(op, kernel)

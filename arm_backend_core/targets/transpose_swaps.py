@@ -28,9 +28,9 @@ MAX_EXTENT = 1 << 16  # the hardware has 16-bit registers for extents
 def plan_swaps(shape: Layout, perms: Layout, dtype: DType, source: Layout) -> tuple[tuple[Layout, Layout], ...] | None:
     """Decompose a TRANSPOSE into TRANSPOSEs (shape, perms) of one swap each.
 
-    A TRANSPOSE that is one supported swap, or moves only dimensions of size 1, is not decomposed. The first swap must
-    also be supported if Vela moves the RESHAPE before it (``is_supported_by_vela``). If it is not, one of its
-    dimensions is split in two.
+    A TRANSPOSE that is one supported swap, or moves only dimensions of size 1, is not decomposed. If a RESHAPE computes
+    the operand, Vela may move this RESHAPE behind the first swap, which changes the dimensions of the swap
+    (``is_supported_by_vela``). If the first swap is not supported then, one of its dimensions is split in two.
 
     Args:
         shape: shape of the TRANSPOSE's operand.

@@ -286,7 +286,8 @@ def _check_system_config(target: Npu, system_config: str, path: Path) -> None:
     """Raise ValueError if the file lacks the system configuration, or its name contains another NPU family."""
     names = list_sections(path, SYSTEM_CONFIG)
     # Vela accepts any system configuration for any NPU, and estimates cycles with the clock and memories of the
-    # configuration. If its name contains a family, it describes a system with this family. Other names are accepted.
+    # configuration. If the name of a configuration contains a family, the configuration describes a system with this
+    # family. Other names are accepted.
     allowed = [name for name in names if _family_in_name(name) in (target.family, None)]
     if system_config not in names:
         raise ValueError(_format_error("system_config", system_config, f"it is not in '{path}'", allowed))

@@ -1,7 +1,7 @@
 """Channel affine folding: sums and products with one constant per channel become part of a layer.
 
-Networks normalize their input, (x / 255 - mean) / std with mean and std [C, 1, 1], freeze batch norms as
-x * scale + shift, and scale a branch by one parameter per channel (layer scale, Touvron et al. 2021). Such a chain is
+Examples: a network normalizes its input by (x / 255 - mean) / std, with mean and std [C, 1, 1]. A frozen batch norm is
+x * scale + shift. Layer scale (Touvron et al. 2021) multiplies a branch by one parameter per channel. Such a chain is
 one function y = gain[c] * x + offset[c]. If its operators were quantized one by one, each would round. In addition, the
 operands of a division, and of a residual sum before a layer norm, would be int16 (``FusionPlan.benefits_from_int16``).
 The function is folded into the layer that computes x. If this is not possible, it is folded into the layer that reads

@@ -80,7 +80,8 @@ def _equalize_concatenation(node: Node, tensors: _Parameters) -> None:
 
     The operands share a scale. If the weights that read one operand are much smaller than the others, training has
     adapted them to large values of this operand, for example raw statistics beside learned features. At the common
-    scale, the other operands then have few levels. The division is part of the requantization to the common scale.
+    scale, the other operands then have few levels. The requantization to the common scale also does the division, so
+    the division costs nothing.
     """
     parts, axis = cast(Any, node.args[0]), cast(int, (*node.args, 0)[1])
     readers = _find_reading_layers(node, axis, tensors) if is_float(node) else None

@@ -82,7 +82,7 @@ def fuse_norms(module: GraphModule, algorithms: Collection[str]) -> None:
     if not norms:
         return
     for check in module.graph.find_nodes(op="call_function", target=aten._assert_tensor_metadata.default):
-        module.graph.erase_node(check)  # checks dtypes during tracing only
+        module.graph.erase_node(check)  # an assertion on dtypes, which has an effect only during tracing
     constants = constant_nodes(module.graph)
     for node, norm in norms.items():
         last, weight = _match_weight(node, norm, constants)

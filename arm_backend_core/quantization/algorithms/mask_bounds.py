@@ -32,9 +32,9 @@ Range = tuple[float, float]
 _NEGLIGIBLE_DISTANCE = 12.0
 #: Factor by which the span is multiplied, for scores beyond the calibration range.
 _HEADROOM = 1.25
-#: ``MaskBounds`` passes a lowered bound to an observer as a tensor filled with the bound. The tensor has the
-#: size of all values observed before, so that the observer does not clip the bound as an outlier; but at most this
-#: number of elements.
+#: ``MaskBounds`` passes a lowered bound to an observer as a tensor filled with the bound. The tensor has as many
+#: elements as the observer has observed so far, so that the observer does not clip the bound as an outlier. It has at
+#: most this number of elements.
 _MAX_OBSERVED_BOUNDS = 1 << 14
 
 

@@ -14,8 +14,8 @@ from arm_backend_core.scalar_kind import ScalarKind, kind_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-#: ``IsolatedErrorSums.p999`` is this quantile. If a tensor has more than ``_MAX_QUANTILE_VALUES`` elements, it is
-#: computed from evenly spaced elements.
+#: ``IsolatedErrorSums.p999`` is this quantile. If a tensor has more than ``_MAX_QUANTILE_VALUES`` elements, the
+#: quantile is computed from evenly spaced elements.
 _QUANTILE, _MAX_QUANTILE_VALUES = 0.999, 1 << 16
 
 

@@ -1,12 +1,15 @@
 """Learned step size quantization (LSQ, Esser et al. 2020): fake quantization with gradients, and learned ranges.
 
-The forward pass equals a quantize and a dequantize operator bit for bit. The backward pass has the gradients of LSQ,
-and scales sums over elements as LSQ does:
+The forward pass equals a quantize and a dequantize operator bit for bit. The backward pass uses the gradients of LSQ.
+The derivative of a result element is:
 
-- of x: 1 inside the range, 0 outside (straight-through estimator),
-- of the scale: inside the range, the rounding error in integer steps; outside, the clamped integer minus the zero
-  point,
-- of the zero point: 0 inside the range, minus the scale outside.
+- with respect to x: 1 inside the range, 0 outside (straight-through estimator),
+- with respect to the scale: inside the range, the rounding error in integer steps; outside, the clamped integer minus
+  the zero point,
+- with respect to the zero point: 0 inside the range, minus the scale outside.
+
+The gradients of scale and zero point are sums over elements. As in LSQ, each sum is divided by
+sqrt(number of elements * largest integer).
 """
 
 from __future__ import annotations
