@@ -117,7 +117,7 @@ class Builder:
     ) -> Value:
         """Convolution of x [N, H, W, IC] with weight [OC, KH, KW, IC] and bias [OC]; pad (top, bottom, left, right).
 
-        If ``depthwise`` is true, weight is [KH, KW, IC, M] and bias [IC * M].
+        If ``depthwise`` is true, weight is [KH, KW, IC, M] and bias [IC * M], for M output channels per input channel.
         """
         kind = "DEPTHWISE_CONV2D" if depthwise else "CONV2D"
         attrs = {"pad": list(pad), "stride": list(stride), "dilation": list(dilation)}

@@ -100,7 +100,7 @@ class LegalizingBuilder(Builder):
     ) -> Value:
         """Emit a transposed convolution, with a SLICE if ``out_pad`` crops by the kernel size or more.
 
-        The operator itself can crop by less than the kernel size only.
+        TRANSPOSE_CONV2D itself can crop only by less than the kernel size.
         """
         legal_out_pad = [max(amount, 1 - weight.shape[1 + i // 2]) for i, amount in enumerate(out_pad)]
         uncropped = super().transpose_conv2d(x, weight, bias, out_pad=legal_out_pad, stride=stride, zps=zps)

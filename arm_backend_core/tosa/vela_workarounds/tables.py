@@ -1,4 +1,4 @@
-"""Vela workarounds for TABLEs, and duplication of cheap operators, so that TABLEs and MATMULs share no operand."""
+"""Vela workarounds for TABLEs, and duplication of cheap operators that a TABLE or MATMUL shares with other readers."""
 
 from __future__ import annotations
 
@@ -177,8 +177,8 @@ def _count_operands(op: Op) -> int:
 def _count_table_operands(op: Op, rewriter: Rewriter) -> int:
     """Count the operands of the NPU operation that computes a TABLE.
 
-    If Vela fuses the TABLE into the preceding arithmetic, these are the operands of the arithmetic. Otherwise, the TABLE
-    is an operation of its own, which has 1 operand.
+    If Vela fuses the TABLE into the preceding arithmetic, these are the operands of the arithmetic. Otherwise, the
+    TABLE is an operation of its own, which has 1 operand.
     """
     value = op.inputs[0]
     rescale = producer(value, "RESCALE")
