@@ -26,7 +26,8 @@ class Builder:
 
     The record of an operator computes the shape of its result. The typed methods of elementwise operators add leading
     dimensions of size 1 to operands of lower rank, as in PyTorch's broadcasting. An argument ``zps`` is a pair of zero
-    points: of the two operands for a convolution or MATMUL, of the operand and the result for an average pooling.
+    points. For a convolution or MATMUL, they are the zero points of its two operands. For an average pooling, they are
+    the zero points of the operand and of the result.
 
     Raises:
         Unsupported: from ``emit`` and the typed methods, if the target does not support the operator.
@@ -116,7 +117,7 @@ class Builder:
     ) -> Value:
         """Convolution of x [N, H, W, IC] with weight [OC, KH, KW, IC] and bias [OC]; pad (top, bottom, left, right).
 
-        If ``depthwise`` is true, weight is [KH, KW, IC, M] and bias [IC * M].
+        If ``depthwise`` is true, weight is [KH, KW, IC, M] and bias [IC * M], for M output channels per input channel.
         """
         kind = "DEPTHWISE_CONV2D" if depthwise else "CONV2D"
         attrs = {"pad": list(pad), "stride": list(stride), "dilation": list(dilation)}
@@ -342,7 +343,8 @@ class Builder:
     ) -> Value:
         """round((x - input_zp) * scale) + output_zp, saturated to ``dtype``.
 
-        ``scale`` is one number, or one number per channel (the last dimension). INT48 input has 16-bit multipliers.
+        ``scale`` is one number, or one number per channel (the last dimension). It is quantized to a multiplier
+        and a shift (``quantize_multipliers``). The multiplier has type INT16 if x is INT48, else INT32.
         ``input_unsigned`` reads the bits of an INT8 value as uint8; ``input_zp`` is then from 0 to 255.
         """
         multiplier, shift = quantize_multipliers(np.atleast_1d(scale), 16 if x.dtype is DType.INT48 else 32)

@@ -114,9 +114,10 @@ class Op:
 
     @property
     def work(self) -> int:
-        """Number of multiply-accumulates, or of elements of the largest computed operand or result; at least 1.
+        """Amount of work, at least 1.
 
-        Convolutions and MATMULs count multiply-accumulates, other operators elements.
+        For convolutions and MATMULs, it is the number of multiply-accumulates. For other operators, it is the number of
+        elements of the largest operand or result that is not constant.
         """
         if (weight := self.weight) is not None:
             # Each output position needs weight.size MACs; for TRANSPOSE_CONV2D, each input position.

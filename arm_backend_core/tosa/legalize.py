@@ -100,7 +100,7 @@ class LegalizingBuilder(Builder):
     ) -> Value:
         """Emit a transposed convolution, with a SLICE if ``out_pad`` crops by the kernel size or more.
 
-        The operator itself can crop by less than the kernel size only.
+        TRANSPOSE_CONV2D itself can crop only by less than the kernel size.
         """
         legal_out_pad = [max(amount, 1 - weight.shape[1 + i // 2]) for i, amount in enumerate(out_pad)]
         uncropped = super().transpose_conv2d(x, weight, bias, out_pad=legal_out_pad, stride=stride, zps=zps)
@@ -113,7 +113,8 @@ class LegalizingBuilder(Builder):
     def arithmetic_right_shift(self, a: Value, b: Value, *, round: bool = False) -> Value:
         """Emit an arithmetic shift. The FP profile has only logical shifts, Ethos-U55 and U65 only rounding shifts.
 
-        FP profile: the sign bit of INT32 is removed before a logical shift, and added again at its new position.
+        FP profile: a logical shift moves the lower 31 bits of an INT32 value a. If a is negative, -2**(31 - b) is then
+        added, that is, the shifted sign bit and its copies to the left of it.
         Ethos-U55 and U65, if b is constant: half of 2**b is subtracted from a before a rounding shift. The subtraction
         saturates at the minimum of the type.
         """
@@ -155,8 +156,8 @@ class LegalizingBuilder(Builder):
         Booleans: the FP profile cannot cast them, so a SELECT converts them to 0 and 1.
 
         Integer to integer: the FP profile has no such cast, so the value is cast to FP32 and from FP32 to the result's
-        type. A cast to a narrower integer must drop the high bits, but the cast from FP32 saturates. INT32 shifts
-        therefore drop these bits before.
+        type. A cast to a narrower integer must drop the high bits, but the cast from FP32 saturates. Two INT32
+        shifts, to the left and back to the right, therefore drop these bits first.
 
         FP8: a cast between FP8 and a type other than FP16 and FP32 also goes through FP32.
         """
@@ -238,8 +239,8 @@ class FloatProfileBuilder(LegalizingBuilder):
     """A builder for the FP profile, which has few INT32 operators.
 
     For INT32, this profile of TOSA 1.0 has ADD, SUB, MUL, INTDIV, logical shifts, IDENTITY and CAST, but no arithmetic
-    shift. For data movement and comparisons of INT32, which it lacks, this builder splits each operand into two FP32
-    values: the high and the low 16 bits (``split_int32``).
+    shift. The profile lacks data movement and comparisons of INT32. For these, the builder splits each INT32 operand
+    into two FP32 values: the high and the low 16 bits (``split_int32``).
     """
 
     def emit(self, kind: str, inputs: Sequence[Value], dtype: DType, /, **attrs: Any) -> Value:

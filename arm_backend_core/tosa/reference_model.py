@@ -45,7 +45,7 @@ def run(flatbuffer: bytes, inputs: Sequence[np.ndarray[Any, Any]]) -> list[np.nd
 
 
 def _extract_reason(log: str) -> str:
-    """The reason in the model's log: it prints the failed condition, and the reason on the next line."""
+    """The reason in the model's log. The model prints the failed condition on one line, and the reason on the next."""
     for condition, reason in itertools.pairwise(log.splitlines()):
         if "fails AT" in condition:
             return f": {reason.strip()}"

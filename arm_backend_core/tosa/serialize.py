@@ -40,7 +40,7 @@ class _Writer:
         self.locations = locations
         #: (region name, graph) to write. The main graph has the name "".
         self.pending_regions: list[tuple[str, Graph]] = [("", graph)]
-        # The default is the 1.1 draft, which neither Vela nor the model converter accepts.
+        # By default, TosaSerializer writes the 1.1 draft, which neither Vela nor the model converter accepts.
         major, minor = _required_version(graph, target)
         self.out = tosa_serializer.TosaSerializer(
             "", targetMajor=major, targetMinor=minor, targetPatch=0, targetDraft=minor > 0
@@ -107,7 +107,7 @@ class _Writer:
         else:
             dtype = DType(type_source)
         if name == "input_zp" and op.attrs.get("input_unsigned"):
-            data = data.astype(np.uint8).view(np.int8)  # TOSA has no unsigned types: uint8 is the bits of INT8
+            data = data.astype(np.uint8).view(np.int8)  # TOSA has no unsigned types: INT8 holds the uint8 bits
         return self._write_constant(constant(data, dtype), "parameter")
 
     def _write_constant(self, value: Value, use: str = "data") -> str:

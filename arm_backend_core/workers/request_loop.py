@@ -23,8 +23,8 @@ def serve(functions: Mapping[str, Callable[..., object]], prepare: Callable[[], 
 
     Args:
         functions: {name of a request: its function}. Other names are resolved as ``package.module:function``.
-        prepare: called before the first request, for slow imports. An ImportError is ignored here and raised again by a
-            request.
+        prepare: called before the first request, for slow imports. An ImportError is ignored here, because a request
+            that needs the module raises it again.
     """
     requests: BinaryIO = os.fdopen(os.dup(0), "rb")
     replies: BinaryIO = os.fdopen(os.dup(1), "wb")

@@ -48,7 +48,7 @@ class VelaConfiguration:
         accelerator: the NPU's name in the C++ core, for example ``EthosU55``.
         system_config: text with MACs, names of the system configuration and memory mode, and the configuration file.
         options: text that contains the compiler options.
-        core_clock: Hz.
+        core_clock: clock of the NPU, in Hz.
         arena_on_second_port: whether activations are placed behind the second AXI port.
         const_memory: memory that holds the constants, for example ``OffChipFlash``.
         arena_cache_size: number of SRAM bytes that Vela may use; no limit if it is equal to ``address_space``.

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from arm_recipes._internal.errors import ExportError
 
 _IMPORT_PID = os.getpid()
-#: Seconds after which the probe, a parallel operator in a forked process, is considered to hang. Otherwise, it takes
-#: milliseconds.
+#: Seconds after which the probe, a parallel operator in a forked process, is considered to hang. A probe that does not
+#: hang takes milliseconds.
 _PROBE_SECONDS = 15.0
 #: Number of elements of the probe's operand: 8 times the minimum for which PyTorch computes in parallel.
 _PROBE_ELEMENTS = 8 * 32768
@@ -39,7 +39,7 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def compile_lock() -> Iterator[None]:
-    """Run the block in one thread at a time. A thread may enter it repeatedly.
+    """Run the block in one thread at a time. A thread inside the block may enter it again (reentrant lock).
 
     Raises:
         ExportError: PyTorch's operators hang in this process (``check_fork``).

@@ -36,8 +36,8 @@ class Conversion:
 def list_shape_conversions(shape: Sequence[int]) -> Iterator[Conversion]:
     """Yield conversions that users forget, the most likely first.
 
-    They move the channels in front of the spatial dimensions, add a batch dimension or batch and channel dimension, or
-    remove the first dimension.
+    The conversions: move the channels in front of the spatial dimensions; add a batch dimension; do both; add a batch
+    and a channel dimension; remove a first dimension of size 1.
     """
     rank, sizes = len(shape), tuple(shape)
     if 3 <= rank <= 5:

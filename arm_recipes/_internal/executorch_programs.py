@@ -97,7 +97,7 @@ def restore_debug_handles(program: ExportedProgram) -> None:
     """Restore the debug handles that this project assigned (``assign_debug_handles``), after ExecuTorch replaced them.
 
     Delegates of this project have kept the assigned handles. After this call, CPU operators and delegates of other
-    backends have them, too.
+    backends have the assigned handles, too.
     """
     _restore_graph_handles(program.graph)
     for module in lowered_modules(program.graph_module):

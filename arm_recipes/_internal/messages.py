@@ -70,7 +70,7 @@ def record_warnings() -> Iterator[list[str]]:
 
 @contextmanager
 def deduplicate_warnings() -> Iterator[None]:
-    """Issue each message of ``warn`` only once inside the block, because a function may run an export several times."""
+    """Issue each message of ``warn`` only once inside the block, for functions that run several exports."""
     token = _issued.set(set())
     try:
         yield
@@ -173,7 +173,7 @@ def _install_filters() -> Iterator[None]:
         for handler in handlers:
             handler.addFilter(third_party_filter)
             cleanup.callback(handler.removeFilter, third_party_filter)
-        # Import ExecuTorch here, silenced: torchao prints missing optional libraries during the import.
+        # Import ExecuTorch here, silenced: during the import, torchao warns about missing optional libraries.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             from executorch.exir._warnings import ExperimentalWarning

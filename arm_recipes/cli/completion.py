@@ -44,7 +44,7 @@ def add_command(commands: Commands) -> None:
 
 
 def _print_script(args: argparse.Namespace) -> None:
-    """Print the script for the parsers of the program and its commands, which ``main`` adds to the arguments."""
+    """Print the script. ``main`` has stored the parsers of the program and of its commands in ``args``."""
     import shtab
 
     for command_parser in args.commands.choices.values():

@@ -79,7 +79,8 @@ def _export(args: argparse.Namespace) -> None:
 
     program = arguments.load_model(args.model)
     samples = arguments.read_model_samples(args, "calibration_samples", program)
-    # With --sizes, pass the samples to ``export``, which resizes them to each size. It does not resize the recipe's.
+    # With --sizes, pass the samples to ``export``, which resizes them to each size. It does not resize the calibration
+    # samples of a recipe.
     recipe = arguments.build_recipe(args, recipe_options, None if args.sizes else samples)
     bundled = arguments.read_model_samples(args, "bundled_samples", program)
     result = export(

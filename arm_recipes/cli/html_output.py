@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def add_html(parser: Parser, content: str) -> None:
-    """Add the argument for a page with ``content``."""
+    """Add the argument ``--html``. The help says that the page shows ``content``, for example "the report"."""
     parser.group(OUTPUT).add_argument(
         "--html", type=Path, metavar="FILE", help=f"write {content} to this HTML file (needs Plotly)"
     )

@@ -69,7 +69,7 @@ class Parser(argparse.ArgumentParser):
         self._groups: dict[str, argparse._ArgumentGroup] = {}
 
     def group(self, title: str) -> argparse._ArgumentGroup:
-        """Return the group of options with a title, which is created if needed."""
+        """Return the option group with this title. It is created if needed."""
         if title not in self._groups:
             self._groups[title] = self.add_argument_group(title)
         return self._groups[title]

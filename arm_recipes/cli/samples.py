@@ -118,7 +118,7 @@ def is_function(source: str) -> bool:
 
 
 def _add_working_folder() -> None:
-    """Add the current folder to ``sys.path``, as "python -m" does. A console script has only its own folder there."""
+    """Add the current folder to ``sys.path``, as "python -m" does. For a console script, Python does not add it."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
 

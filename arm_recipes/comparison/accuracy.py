@@ -49,7 +49,7 @@ class Evaluator:
 
     Args:
         program: captured floating-point model.
-        samples: inputs of the model, one sample each.
+        samples: inputs of the model, one entry per sample.
         originals: the same samples as the user passed them, for the metric.
         metric: ``metric(outputs, sample)`` returns a number, higher is better; None: SQNR.
     """
@@ -184,7 +184,7 @@ def compute_accuracy(
     *,
     has_padding: bool,
 ) -> Accuracy | None:
-    """Compute the mean of the metric, or without a metric the top-1 accuracy; None without metric and labels.
+    """Compute the mean of the metric, or without a metric the top-1 accuracy. None if metric and labels are None.
 
     Args:
         reference, program: outputs of each sample, in the model's structure. With labels, the first tensor must hold
@@ -306,8 +306,9 @@ def _check_scores(output: Any) -> Tensor:
 def _class_axis(scores: Tensor, samples: int, labels: int, has_padding: bool) -> int:
     """Return the class dimension: 1 (images, [N, C, ...]) or -1 (tokens, [N, T, C]).
 
-    Without the class dimension, the samples have one item for each label. With padding, there may be more items than
-    labels, but the difference is less than one sample has. If neither dimension matches, the result is -1.
+    The number of items of a sample is the product of all dimensions except the class dimension. The result is the
+    dimension for which all samples together have as many items as there are labels. With padding, there may be more
+    items than labels, but fewer than one sample more. If neither dimension matches, the result is -1.
     """
     for axis in (1, -1):
         items = scores.numel() // max(scores.shape[axis], 1)  # of one sample

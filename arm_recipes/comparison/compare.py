@@ -202,8 +202,8 @@ def _run_items(
 def _run_model(result: Artifact, method: str, samples: ComparisonSamples) -> list[list[Any] | None]:
     """Run the model as it was captured, in PyTorch; return the outputs of each sample.
 
-    The exported program first returns the new values of mutated inputs. The model does not return them: the lists begin
-    with None for each, and they are not compared.
+    The exported program first returns the new values of mutated inputs. The model does not return them, so each list
+    begins with one None for each of these values. The comparison skips them.
     """
     original = result.float_reference.float_programs.get(method)
     captured = result.exported_programs[method] if original is None else original.program

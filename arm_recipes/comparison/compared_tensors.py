@@ -132,7 +132,7 @@ def _is_lossless(node: Node, qparams: TensorQParams | None) -> bool:
 
 
 def _quantized_weights(node: Node, float_constants: Mapping[str, Tensor]) -> dict[str, Node]:
-    """Map each quantized constant that contributes to a tensor to the operator that reads it.
+    """Find the quantized constants that contribute to a tensor: {name of the constant: operator that reads it}.
 
     The search goes back from the tensor to the preceding quantized tensors.
     """

@@ -115,7 +115,7 @@ class LayerDiagnosis:
 
         Args:
             cause: the main cause of the error.
-            share: share of the cause.
+            share: error of the cause, as in ``LayerAdvice.share``.
             text: figures and remedy.
             noise: noise power after the remedy.
         """

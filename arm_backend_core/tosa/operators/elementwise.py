@@ -14,8 +14,8 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.graph import Op
 from arm_backend_core.tosa.operators.record import ANY_RANK, Array, broadcast_shape, define_operator, min_max_ufunc
 
-#: Supported element types in the syntax of ``TypeRow.parse``: of operators with one operand and, if the name ends in 2,
-#: with two operands.
+#: Supported element types, in the syntax of ``TypeRow.parse``. _FLOATS, _INTEGERS and _LOGIC are for operators with one
+#: operand. The other constants up to _MINMAX are for operators with two operands.
 _FLOATS = "f16>f16:FP bf16>bf16:bf16 f32>f32:FP "
 _FLOATS2 = "f16,f16>f16:FP bf16,bf16>bf16:bf16 f32,f32>f32:FP "
 _INTEGERS = "i8>i8:INT i16>i16:INT i32>i32:INT "
@@ -257,7 +257,10 @@ def _rescale_violations(op: Op) -> Iterator[str]:
 
 
 def rescale_input_range(op: Op) -> tuple[int, int]:
-    """Minimum and maximum element that a RESCALE reads: of the data if the operand is constant, else of its type."""
+    """Minimum and maximum element that a RESCALE may read.
+
+    If the operand is constant, these are the bounds of its data, otherwise the bounds of its type.
+    """
     source = op.inputs[0]
     if source.data is not None:
         elements = _rescale_elements(op, source.data)

@@ -9,8 +9,8 @@ from arm_backend_core.tosa.operators import OPERATORS, evaluate
 from arm_backend_core.tosa.operators.windows import window_axes
 from arm_backend_core.tosa.passes.rewrite import Rewriter, RewriteRule
 
-#: Maximum size, in bytes, of a folded constant that is larger than its operands, because constants take flash on
-#: most systems with an Ethos-U.
+#: Maximum size, in bytes, of a folded constant that is larger than its operands. It is limited because constants are
+#: stored in flash on most systems with an Ethos-U.
 MAX_GROWN_BYTES = 64 * 1024
 
 

@@ -20,8 +20,8 @@ def outline_control_flow(graph: Graph, target: Target) -> None:
     """Outline control flow if the target supports it.
 
     Loops are outlined before branches, and inner loops and branches before the ones that contain them. Outlining moves
-    inner WHILE_LOOPs and COND_IFs into the region of the outer operator. Then the function outlines the SELECTs in each
-    new region.
+    inner WHILE_LOOPs and COND_IFs into the region of the outer operator. Then the function calls itself on each
+    new region, to outline the SELECTs there.
     """
     if "controlflow" not in target.extensions:
         return

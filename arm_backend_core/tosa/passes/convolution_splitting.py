@@ -18,8 +18,8 @@ from arm_backend_core.tosa.passes.rewrite import Rewriter, RewriteRule, has_cons
 
 #: (start, size) of a SLICE along one dimension.
 Span = tuple[int, int]
-#: The hardware computes this many output channels at once. If the number of channels is not a multiple, multipliers are
-#: idle.
+#: The hardware computes this many output channels at once. If the number of channels of a convolution is not a multiple
+#: of it, some multipliers are idle.
 _CHANNEL_MULTIPLE = 8
 
 

@@ -1,4 +1,4 @@
-"""Common subexpression elimination: compute equal operators with equal operands and attributes once.
+"""Common subexpression elimination: of operators of the same kind, operands and attributes, compute only one.
 
 ``duplicate_convolutions`` and ``duplicate_rescales`` undo the elimination where a shared operator costs cycles.
 """

@@ -198,8 +198,8 @@ class _LayoutCosts:
     def _add_reader_costs(self, op: Op) -> None:
         """Record, for each operand of ``op``, the cost of reading it in each layout.
 
-        It is the cost above the other operands in the cheapest mode that reads this layout. If ``op`` is
-        layout-flexible, the cost below its result is added.
+        The cost of a layout is the minimum over the modes of ``op`` that read the operand in it. The cost of a mode is
+        the cost above the other operands. If ``op`` is layout-flexible, the cost below its result is added.
         """
         cost_below = self.below[op.output]
         for i, value in enumerate(op.inputs):

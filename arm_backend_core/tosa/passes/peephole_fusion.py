@@ -134,7 +134,7 @@ def _merge_unsigned_rescale(inner: Op, op: Op, rewriter: Rewriter) -> Value | No
     """Merge a RESCALE to int8 or int16 with a preceding RESCALE of uint8 that only changes the zero point.
 
     The first RESCALE subtracts its input zero point and adds its output zero point. The second one subtracts its input
-    zero point. The merged RESCALE subtracts the sum of these offsets, so that it scales the same integers.
+    zero point. The merged RESCALE subtracts the net offset at once, so that it scales the same integers.
     """
     offset = inner.attrs["input_zp"] - inner.attrs["output_zp"]
     saturates = offset != UINT8_OFFSET or rescale_factors(inner).tolist() != [1.0]

@@ -80,8 +80,8 @@ def _undo_reshape(value: Value, old: tuple[int, ...], new: tuple[int, ...], rewr
     """Reshape ``value``, which broadcasts to shape ``old``, to a shape that broadcasts to shape ``new``.
 
     Returns:
-        The reshaped value. None unless the reshape is free. It is free if ``value`` is a RESHAPE from ``new``, a
-        constant, or a RESCALE of a constant with one scale, or has one element. Also None if a constant broadcasts
+        The reshaped value. None unless the reshape is free: ``value`` must be a RESHAPE from ``new``, a constant, a
+        RESCALE (with a single scale) of a constant, or a tensor of one element. Also None if a constant broadcasts
         along some, but not all dimensions of a group (``reshape_groups``).
     """
     reshape = producer(value, "RESHAPE")

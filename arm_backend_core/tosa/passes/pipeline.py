@@ -184,9 +184,9 @@ LAST_PASSES = (
 def run(graph: Graph, target: Target, choose_alternatives: Pass = lambda graph, target: None) -> None:
     """Optimize ``graph`` in place for ``target``. Integer results are bit-exact.
 
-    ``PASSES`` repeat until a round changes neither the cost of data movement nor the number of operators, or two
-    successive rounds bring no gain. A gain is a lower cost of data movement, or the same cost with fewer operators.
-    Cost and number of operators cannot fall below 0, so the loop ends.
+    ``PASSES`` run in rounds. A round brings a gain if data movement costs less than after all earlier rounds, or costs
+    the same with fewer operators. The rounds end when one of them changes neither the cost nor the number of operators,
+    or when two in a row bring no gain. Neither figure can fall below 0, so the rounds always end.
 
     Args:
         choose_alternatives: replaces parts of the graph by equivalent, faster alternatives.

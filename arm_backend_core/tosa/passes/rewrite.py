@@ -93,14 +93,14 @@ def has_constant_weights(convolution: Op) -> bool:
 
 
 def apply_once(graph: Graph, target: Target, rules: RulesByKind, *, no_swaps: bool = False) -> bool:
-    """Run one sweep: apply the first rule of ``rules[op.kind]`` that matches to each operator, in execution order.
+    """Run one sweep: for each operator, in execution order, apply the first rule of ``rules[op.kind]`` that matches.
 
     A rule may emit operators and then decline. These operators are dead. The sweep removes dead operators before it
     starts, and at its end if a rule applied.
 
     Args:
-        no_swaps: the rules never swap an operator with its neighbour, as f(TRANSPOSE(x)) to TRANSPOSE(f(x)) does. Swaps
-            need another propagation of origins.
+        no_swaps: the rules never swap an operator with its neighbour, as f(TRANSPOSE(x)) to TRANSPOSE(f(x)) does. If
+            rules may swap operators, origins are propagated differently (``_propagate_origins``).
 
     Returns:
         Whether any operator was replaced.
@@ -137,8 +137,8 @@ def _propagate_origins(emitted: Mapping[Op, Sequence[Op]], live: Collection[Op],
 
     The builder gives emitted operators the origins of the operator that the rule replaced. The rule may also remove
     producers of this operator. Their origins go to the emitted operators of the same kind, or else to all of them. If a
-    rule swapped two operators, as f(TRANSPOSE(x)) to TRANSPOSE(f(x)), each keeps its own origins only. Arithmetic loses
-    its origins only if the rule emitted no operator.
+    rule swapped two operators, as f(TRANSPOSE(x)) to TRANSPOSE(f(x)), each keeps its own origins only. The origins
+    of removed arithmetic are lost only if the rule emitted no operator.
 
     Args:
         emitted: {replaced operator: the operators that its rule emitted}, in execution order.

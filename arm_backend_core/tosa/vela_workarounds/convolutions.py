@@ -21,7 +21,8 @@ def _has_padding_only_phase(op: Op, rewriter: Rewriter) -> bool:
     """Match a convolution with dilation above 2 in which some windows read only padding.
 
     Bug ``padding_only_phase``: Vela emits one operation for each dilation phase, that is, for every d-th row and column
-    of the image at dilation d. If a phase has only padding, the register ``IFM_WIDTH0_M1`` (width - 1) is 65535.
+    of the image at dilation d. If a phase has only padding, the register ``IFM_WIDTH0_M1`` (width - 1) is 65535,
+    because the width is 0.
     """
     image, padding, pad = op.inputs[0], op.attrs["pad"], producer(op.inputs[0], "PAD")
     if pad is not None and not any(padding):  # Vela folds the PAD into the convolution

@@ -40,7 +40,7 @@ _OWN_TYPE_CLIPPING_KINDS = (NONUNARY - {"INTDIV"}) | {"BITWISE_NOT", "CAST", "MA
 
 
 def _is_scaled_maximum(op: Op, rewriter: Rewriter) -> bool:
-    """Match a RESCALE (scale not 1) to the same type that is the only reader of a MAX_POOL2D or REDUCE_MAX.
+    """Match a RESCALE (scale not 1) that keeps the type and is the only reader of a MAX_POOL2D or REDUCE_MAX.
 
     Bug ``lost_maximum_scale``: Vela fuses both operators into a max pooling with ``OFM_SCALE``. U55 and U65 do not
     scale a maximum, so that the RESCALE is lost. IDENTITYs, RESHAPEs and RESCALEs by 1 may be between the two.
@@ -121,8 +121,10 @@ def _match_unequal_scales(op: Op, rewriter: Rewriter) -> _ScaledSum | None:
 def _enlarge_scales(op: Op, match: _ScaledSum, rewriter: Rewriter) -> Value:
     """Multiply the operand scales by 2**e, so that the larger one is 2**14 or 2**19, and divide the last scale by 2**e.
 
-    The sum stays within 31 bits. If the larger scale is not a power of two, a MUL, which Vela does not fuse, scales one
-    operand instead. If data movement follows the sum, a copy prevents Vela from fusing the last RESCALE.
+    The sum stays within 31 bits. The scales cannot be multiplied if the larger one is not a power of two, if the last
+    RESCALE has double rounding, or if its shift would exceed 62. In these cases, a MUL scales one operand instead,
+    because Vela does not fuse a MUL. If data movement follows the sum, a copy prevents Vela from fusing the last
+    RESCALE.
     """
     addition, rescales, factors, exponent = match.addition, match.rescales, match.factors, match.exponent
     b, attrs, large = rewriter.builder, dict(op.attrs), max(factors)

@@ -62,11 +62,11 @@ def _is_slice_behind_cancelling_transposes(value: Value) -> bool:
 
 
 def _reduces_column(op: Op, value: Value, rewriter: Rewriter) -> bool:
-    """Match a reduction along the last axis, of size n, of a RESHAPE of x, if x or another RESHAPE of x is [.., n, 1].
+    """Match a reduction along the last axis of a RESHAPE of x, if x or another RESHAPE of x is a column [.., n, 1].
 
-    Bug ``column_reduction_overflow``: Vela reduces [.., n, 1] in NHCWB16 bricks of 16 channels, but allocates memory
-    for [.., n]. The n elements are written over 16 * n bytes, beyond the allocated memory. A copy separates the two
-    tensors.
+    Bug ``column_reduction_overflow``: n is the size of the reduced axis. Vela reduces [.., n, 1] in NHCWB16 bricks of
+    16 channels, but allocates memory for [.., n]. The n elements are written over 16 * n bytes, beyond the allocated
+    memory. A copy separates the two tensors.
     """
     reshape = producer(value, "RESHAPE")
     if reshape is None or op.attrs["axis"] != value.rank - 1 or value.shape[-1] == 1:

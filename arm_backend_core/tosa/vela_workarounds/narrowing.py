@@ -134,7 +134,7 @@ def _match_narrowing_cast(op: Op, rewriter: Rewriter) -> int | None:
 
 
 def _match_chained_cast(op: Op, rewriter: Rewriter) -> int | None:
-    """Match a CAST that ``_match_narrowing_cast`` matches, if all its readers are of one kind: elementwise or CAST.
+    """Match a CAST as ``_match_narrowing_cast`` does, if all its readers are CASTs, or all of one elementwise kind.
 
     Bug ``chained_cast``: U85 executes a chain of elementwise operations without storing the results between them. If
     Vela puts the CAST and its reader into one chain, the CAST saturates as on U55. RESHAPEs may be between the two.

@@ -95,8 +95,8 @@ def _is_between_concatenations(op: Op, rewriter: Rewriter) -> bool:
     Bug ``merged_concats`` has two forms:
 
     - A CONCAT, PAD or TILE precedes the RESCALE, and a CONCAT or PAD follows it. Each operator is the only reader of
-      the preceding one. Vela merges the three, and writes only one part. The first operand of the second CONCAT is not
-      affected.
+      the preceding one. Vela merges the three, and writes only one part. A RESCALE that computes the first operand of
+      the second CONCAT is not affected.
     - The operand of a per-channel RESCALE is written in parts (``_find_partitioned_producer``). Vela rescales each part
       by the scales of the first channels, and not by the scales of the part's channels.
     """
@@ -139,7 +139,7 @@ def _is_duplicated_for_reshape(op: Op, rewriter: Rewriter) -> bool:
 
     Bug ``duplicated_rescale_reshape``: each duplicate writes the shape of its reader, but reads the shape before the
     RESHAPE. If the reader fuses its duplicate, both shapes are correct. But if the reader also reads through a SLICE,
-    its offset is wrong in both cases: Vela computes it in the shape before the RESHAPE.
+    its offset is wrong even if it fuses its duplicate: Vela computes the offset in the shape before the RESHAPE.
     """
     readers = _duplicating_readers(op, rewriter)
     if any({"SLICE", "RESHAPE"} <= between for _, between in readers):
@@ -166,7 +166,7 @@ def _duplicating_readers(op: Op, rewriter: Rewriter) -> list[tuple[Op, frozenset
 
 
 def _final_readers(value: Value, rewriter: Rewriter, passed: frozenset[str]) -> Iterator[tuple[Op, frozenset[str]]]:
-    """``readers_past_views``, but the search passes a RESCALE that Vela may fuse into several readers.
+    """Like ``readers_past_views``, but the search continues behind a RESCALE that Vela may fuse into several readers.
 
     Args:
         value: the tensor to search from.
@@ -322,7 +322,8 @@ def _merges_unscaled(rescale: Op, rewriter: Rewriter) -> bool:
     """Whether Vela merges the RESCALE of a result of narrow arithmetic with a following RESCALE by 1 to int32.
 
     Only U55 and U65 are affected: they do not scale an int32 result of arithmetic, so that the arithmetic cannot fuse
-    the merged RESCALE. If ``rescale`` is by 1, Vela removes it. If it has an output zero point, Vela does not merge.
+    the merged RESCALE. The result is False if ``rescale`` is by 1, because Vela removes it, and if it has an output
+    zero point, because Vela does not merge it.
     """
     if not rewriter.builder.target.hardware.sums_rescale_operands or log2_scale(rescale) == 0:
         return False

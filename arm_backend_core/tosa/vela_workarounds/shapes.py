@@ -24,9 +24,10 @@ def _strip_leading_ones(shape: Sequence[int]) -> tuple[int, ...]:
 def _is_activation_of_images(op: Op, rewriter: Rewriter) -> bool:
     """Match a TABLE or CLAMP of several images that Vela fuses into its producer.
 
-    Several images: after leading 1s, the tensor has more than three dimensions. Bug ``batched_activation``: Vela splits
-    the activation by images, and gives the shape of one image to the result of the producer, but not to its input.
-    After elementwise operators and SLICEs, the result is correct.
+    A tensor holds several images if it has more than three dimensions after leading dimensions of size 1.
+
+    Bug ``batched_activation``: Vela splits the activation by images, and gives the shape of one image to the result of
+    the producer, but not to its input. After elementwise operators and SLICEs, the result is correct.
     """
     x, before = op.inputs[0], skip_through(op.inputs[0], "RESCALE").producer
     if before is None or before.kind in (*ELEMENTWISE, "SLICE"):
@@ -42,11 +43,12 @@ def _flatten_activation(op: Op, match: bool, rewriter: Rewriter) -> Value:
 
 
 def _is_slice_of_other_rank(op: Op, rewriter: Rewriter, *, single_image: bool = False) -> bool:
-    """Match a RESHAPE of a SLICE that changes the rank from or to 5 or 6 by leading dimensions of size 1.
+    """Match a SLICE and a RESHAPE of it that adds or removes leading dimensions of size 1, in rank 5 or 6.
 
     Bug ``slice_rank_mismatch``: Vela splits the reader of the RESHAPE by images. The reader reads the SLICE in the rank
     of the SLICE, but computes the offset of an image in the rank of the RESHAPE. It reads one image repeatedly, or
-    beyond the end of the tensor. Ranks below 4 are not affected, because Vela pads them to 4.
+    beyond the end of the tensor. The rank before or after the RESHAPE must be 5 or 6: Vela pads lower ranks to 4, so
+    that they do not differ.
 
     Args:
         op: the RESHAPE.
@@ -114,8 +116,8 @@ def _transpose_copy(op: Op, match: bool, rewriter: Rewriter) -> Value:
 def _match_high_rank_reverse(op: Op, rewriter: Rewriter) -> tuple[int, int, int] | None:
     """Match a REVERSE of rank 5 or 6, or of rank 4 if a dimension after the first has size 1.
 
-    Bug ``reverse_overflow``: if a TRANSPOSE precedes or follows the REVERSE, through a RESHAPE, the program writes
-    beyond the end of the result.
+    Bug ``reverse_overflow``: if a TRANSPOSE precedes or follows the REVERSE, and a RESHAPE is between the two, the
+    program writes beyond the end of the result.
 
     Returns:
         an equivalent shape of rank 3, of which the REVERSE reverses the middle axis. None if Vela compiles the operator

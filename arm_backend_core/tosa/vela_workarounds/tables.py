@@ -1,4 +1,4 @@
-"""Vela workarounds for TABLEs, and duplication of cheap arithmetic that a TABLE or MATMUL can fuse."""
+"""Vela workarounds for TABLEs, and duplication of cheap operators that a TABLE or MATMUL shares with other readers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _MAX_CHAIN_OPERATIONS, _MAX_CHAIN_OPERANDS = 4, 3
 
 
 def duplicate_cheap_producers(graph: Graph, target: Target) -> None:
-    """Give a TABLE or MATMUL an operand that no other operator reads, which takes fewer cycles.
+    """Give a TABLE or MATMUL an operand that no other operator reads. This takes fewer cycles.
 
     Vela fuses a TABLE into the preceding operator, and transposes a column for a MATMUL, only if there is no other
-    reader. An int16 TABLE then reads a copy of its operand, and a MATMUL reads the result of
-    duplicated arithmetic. By Vela's estimate for 100 elements on U55-128 and U85-256, a TABLE that is not fused takes
-    2,600 cycles. An addition or a copy takes 100.
+    reader. If there are others, this pass lets an int16 TABLE read a copy of its operand. For a MATMUL, it computes the
+    column again for the other reader, a RESHAPE. By Vela's estimate for 100 elements on U55-128 and U85-256, a TABLE
+    that is not fused takes 2,600 cycles. An addition or a copy takes 100.
     """
     if target.hardware.is_npu:
         apply_once(graph, target, {"TABLE": [_copy_table_operand], "RESHAPE": [_duplicate_matmul_column]})
@@ -177,8 +177,8 @@ def _count_operands(op: Op) -> int:
 def _count_table_operands(op: Op, rewriter: Rewriter) -> int:
     """Count the operands of the NPU operation that computes a TABLE.
 
-    If Vela fuses the TABLE into the preceding arithmetic, these are the operands of the arithmetic. If it may not fuse
-    the TABLE, the result is 1: the TABLE is an operation with one operand.
+    If Vela fuses the TABLE into the preceding arithmetic, these are the operands of the arithmetic. Otherwise, the
+    TABLE is an operation of its own, which has 1 operand.
     """
     value = op.inputs[0]
     rescale = producer(value, "RESCALE")

@@ -44,7 +44,9 @@ class Workaround(Generic[Match]):
 
 @dataclass(frozen=True)
 class GraphWorkaround(Generic[Match]):
-    """A pattern of graph outputs, or of operators that are not neighbours, that Vela miscompiles, and its rewrite.
+    """A pattern that Vela miscompiles, and its rewrite, for patterns that ``Workaround`` cannot describe.
+
+    Such a pattern consists of graph outputs, or of operators that are not neighbours.
 
     Attributes:
         name: the name in ``Hardware.vela_bugs`` and ``docs/contributors/vela.md``.
