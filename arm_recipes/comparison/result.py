@@ -42,7 +42,7 @@ class IsolatedError:
         sqnr: SQNR in dB.
         max_error: largest absolute error.
         clipped: share of the values outside the quantized range.
-        range: smallest and largest value that the quantized type of the program represents.
+        range: smallest and largest value that the quantized tensor of the program can represent.
         values: smallest and largest value of the samples.
         calibrated: smallest and largest value in calibration; None if unknown.
         p999: maximum over the samples of the 99.9th percentile of a sample's absolute values.
@@ -74,8 +74,9 @@ class LayerComparison:
         dtype: dtype in the program.
         scale, zero_point: quantization parameters; None if not quantized.
         moves: whether the operator only moves or selects values, which adds no error.
-        value_source: "program" if the delegate computed the value; "PyTorch" if PyTorch computed it from the program's
-            values, for operators on the CPU and delegates without intermediate outputs.
+        value_source: "program" if the delegate computed the value; "PyTorch" if PyTorch computed it from other values
+            of the program. PyTorch computes the results of operators on the CPU, and of layers whose delegate does not
+            provide intermediate results.
         gap: error in the whole program, including the errors of preceding layers.
         isolated: error of the isolated layer; None if the layer is not quantized or only moves values, and in
             comparisons of two programs.

@@ -146,7 +146,7 @@ def _layouts(array: Array, shape: tuple[int, ...]) -> Iterator[Array]:
 
 
 def _regrouped_layouts(array: Array, shape: tuple[int, ...]) -> Iterator[Array]:
-    """Yield arrays of ``shape`` for layouts in which ``array`` has merged dimensions of ``shape``, or conversely."""
+    """Yield arrays of ``shape`` for layouts in which one of ``array`` and ``shape`` merges dimensions of the other."""
     for order in itertools.permutations(range(array.ndim)):
         yield array.transpose(order).reshape(shape)
     for order in itertools.permutations(range(len(shape))):

@@ -152,9 +152,9 @@ class Artifact:
         TOSA delegates run on Arm's reference model, VGF delegates on Vulkan, and Ethos-U delegates on an emulator.
 
         Args:
-            inputs: positional inputs of the model; with ``quantized_io``, integers: ``result.inputs[0].quantize(x)``
-                converts a tensor. Numbers, strings and None are constants of the program, so they must be the same as
-                in the export.
+            inputs: positional inputs of the model. With ``quantized_io``, they are integers, and
+                ``result.inputs[0].quantize(x)`` converts a tensor of the first input. Numbers, strings and None are
+                constants of the program, so they must be the same as in the export.
             method: the method to run.
             backend: "tosa" runs the TOSA graphs of the delegates instead of the compiled delegates.
             pad: see ``Program.run``.

@@ -159,8 +159,7 @@ def capture_model(
 
     Returns:
         The program; the samples as the user passed them; the samples in the form of the model's inputs; and notes. For
-        a ``DataLoader`` without a metric, the batches in the form of the model's inputs also replace the samples as the
-        user passed them.
+        a ``DataLoader`` without a metric, both lists of samples are in the form of the model's inputs.
 
     Raises:
         ValueError: the model has several methods or dynamic shapes, the samples are missing or do not fit the model, or
@@ -198,7 +197,7 @@ def _prepare_samples(models: Mapping[str, Any], samples: Any, metric: Metric | N
     without_labels = [export_arguments.without_labels(models[METHOD], sample) for sample in originals]
     if not isinstance(samples, DataLoader):
         return originals, export_arguments.examples_by_method(without_labels, models)[METHOD]
-    # An iterator, because bare tensors in a list are ambiguous; bare tensors of a DataLoader are batches.
+    # Pass an iterator: a list of bare tensors would be refused as ambiguous. Bare tensors of a DataLoader are batches.
     examples = export_arguments.examples_by_method(iter(originals), models, from_loader=True)[METHOD]
     if metric is None:
         return list(examples), examples

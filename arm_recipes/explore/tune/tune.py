@@ -80,7 +80,8 @@ def tune(
             bytes) or a text such as "512KiB" is absolute. Without any goal, the limit is 1.1 times the cycles of the
             recipe's own program (on targets without estimated cycles: 1.1 times its traffic).
         min_metric: required accuracy. The search looks for the cheapest program that reaches it.
-        max_drop: largest accepted drop of the accuracy below the floating-point model. It needs ``metric``.
+        max_drop: largest accepted loss of accuracy. The required accuracy is the accuracy of the floating-point model
+            minus ``max_drop``. It needs ``metric``.
         candidate_precisions: precisions to choose from, of ``arm_recipes.recipe.precisions.PRECISION_NAMES``. The
             default is the recipe's own and A16W8; for VGF also floating point; with a flash limit also A8W4. For a
             Cortex-M, it is the recipe's own and floating point.
