@@ -69,8 +69,8 @@ class LayerComparison:
 
     Attributes:
         name: node of the captured program that computes the tensor. A tensor that is quantized twice appears twice.
-        operator, module, source: ATen operator, path of the submodule, line of the model. A fused layer (an operator
-            with weights and its activation) has both operators, and module and line of the first.
+        operator, module, source: ATen operator, path of its submodule, and source line in the model. For a fused layer
+            (an operator with weights and its activation), ``operator`` names both; the others are those of the first.
         dtype: dtype in the program.
         scale, zero_point: quantization parameters; None if not quantized.
         moves: whether the operator only moves or selects values, which adds no error.
@@ -220,7 +220,8 @@ def _precision_notes(layers: Iterable[LayerComparison]) -> Iterator[str]:
 def _select_layers(layers: tuple[LayerComparison, ...]) -> list[LayerComparison]:
     """Select at most 16 layers to list.
 
-    If there are more, skips data movement (except for the last layer), and selects evenly spaced layers.
+    Of more than 16 layers, those that only move data are skipped, except for the last layer. If still more than 16
+    remain, evenly spaced layers are selected.
     """
     computing = [layer for layer in layers[:-1] if not layer.moves or len(layers) <= _MAX_LAYERS] + list(layers[-1:])
     if len(computing) <= _MAX_LAYERS:

@@ -110,7 +110,7 @@ class _OperatorLookup:
         self._by_index = {operator.index: number for number, operator in enumerate(operators)}
 
     def find(self, layer: Estimate) -> int | None:
-        """Find the index of a layer's operator; None if Vela does not state it."""
+        """Find the index of a layer's operator; None if neither the layer's name nor its index identifies one."""
         number = self._by_name.get(layer.tensor)
         return number if number is not None or layer.index is None else self._by_index.get(layer.index)
 

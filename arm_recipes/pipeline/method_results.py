@@ -30,7 +30,7 @@ class MethodResults:
     """Results of the stages for one method.
 
     Attributes:
-        program: the captured program, quantized by INT recipes; None if the recipe captures nothing.
+        program: the captured program, quantized if the recipe quantizes; None if the recipe's stages capture nothing.
         input_signature, out_spec: structure of the model's inputs and outputs.
         graph: the lowered graph, before emission edits it.
         inputs, outputs: tensors that the program takes and returns.

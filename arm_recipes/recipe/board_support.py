@@ -38,8 +38,8 @@ class Memories:
     Attributes:
         source: address of the document.
         sram: SRAM.
-        flash: memory of the program if the memory mode places constants in off-chip flash. The Corstones have no flash:
-            their DRAM takes its place.
+        flash: memory of the program if the memory mode places constants in off-chip flash. For the Corstones, which
+            have no flash, this is their DRAM.
         dram: DRAM, for memory modes with activations in DRAM.
     """
 

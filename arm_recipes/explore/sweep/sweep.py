@@ -78,8 +78,9 @@ def sweep(
         system_configs: system configurations to combine. They describe clock, memories and bandwidth. The default is
             the recipe's; "all" selects all of the ``.ini`` file.
         memory_modes: memory modes to combine; by default all of Vela's. Invalid combinations are skipped.
-        boards: names of boards, or "all": a configuration for each board and recipe of its NPU, instead of
-            combinations of ``macs``, ``system_configs`` and ``memory_modes``. ``arm-recipes boards`` lists them.
+        boards: names of boards, or "all"; ``arm-recipes boards`` lists them. Each board is combined with each recipe
+            for its NPU. The board determines ``macs``, ``system_configs``, ``memory_modes`` and ``config_ini``, which
+            must then be omitted.
         cpus: processors for CORTEX_M_INT8: names, or a dict with clocks in MHz:
             ``{"cortex-m4": 120, "cortex-m55": 400}``. The row of a processor with a clock has an inference time. The
             default is the recipe's processor. The cycles are estimates; see ``docs/contributors/cpu_cycles.md`` for

@@ -4,12 +4,12 @@
    precision, give all other regions the most accurate precision. Noise powers measured this way add up. In an int8
    program, the noise of the other regions would hide the effect of one more accurate region.
 2. Measure the cost of each region at each other precision: compile a program that has all other regions at the
-   recipe's precision. This cost includes casts at the region's borders. For noisy regions, measure it also with all
-   other regions at the most accurate precision.
-3. Compute the lower convex hull of noise over cost (``convex_hull``) with the costs that were measured at the recipe's
-   precision. If some costs at the most accurate precision are lower, compute another hull with the lower of both costs.
-   Compile whole programs along each hull, then bisect around the goal, then add steps that still fit the budget. Casts
-   at borders make the costs of regions inexact, so the search compares whole programs by their own accuracy and cost.
+   recipe's precision. This cost includes casts at the region's borders. Measure the cost of noisy regions a second
+   time, with all other regions at the most accurate precision.
+3. Compute the lower convex hull of noise over cost (``convex_hull``) with the costs of the first measurement. If the
+   second measurement gave a lower cost for some region, compute another hull with the lower of both costs. Compile
+   whole programs along each hull, then bisect around the goal, then add steps that still fit the budget. Casts at
+   borders make the costs of regions inexact, so the search compares whole programs by their own accuracy and cost.
 4. Export and execute the chosen program.
 """
 
