@@ -70,7 +70,8 @@ class LayerComparison:
     Attributes:
         name: node of the captured program that computes the tensor. A tensor that is quantized twice appears twice.
         operator, module, source: ATen operator, path of its submodule, and source line in the model. For a fused layer
-            (an operator with weights and its activation), ``operator`` names both; the others are those of the first.
+            (an operator with weights and its activation), ``operator`` names both operators, and ``module`` and
+            ``source`` are those of the operator with weights.
         dtype: dtype in the program.
         scale, zero_point: quantization parameters; None if not quantized.
         moves: whether the operator only moves or selects values, which adds no error.

@@ -77,7 +77,7 @@ def _check_memory_accesses(
 ) -> EthosUStatistics:
     """Check for reads of uninitialized memory and for data hazards, and return the emulator's statistics.
 
-    In these cases, results on a device may differ from the results in the emulator.
+    If an operation reads such memory or has a data hazard, a device may compute other results than the emulator.
     """
     assert isinstance(execution.delegate, EthosUDelegate)
     try:

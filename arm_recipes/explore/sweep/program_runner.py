@@ -41,7 +41,7 @@ class ProgramRunner:
     def compile_first(self, unlowered: UnloweredPrograms, configurations: Iterable[SweepConfiguration]) -> Artifact:
         """Compile one program that represents all ``configurations``.
 
-        The method tries one configuration of each NPU, the last in the list, until a configuration compiles.
+        For one NPU after the other, the last of its configurations is tried, until one compiles.
 
         Args:
             unlowered: the captured and quantized program.
