@@ -3,13 +3,13 @@
 The compiler itself computes int64 values in int32 where their range is known to fit, and casts at the delegate's
 boundary. Use these passes for values whose range only the user knows, or to convert a graph without a recipe:
 
-- on ATen operators, ``pass_(program.module()).graph_module`` is an argument of ``prepare_pt2e`` or
-  ``torch.export.export``;
-- on edge operators, ``EdgeProgramManager.transform([pass_])`` and ``transform_passes=[pass_]`` of
-  ``to_edge_transform_and_lower`` change only operators on the CPU, because the delegates are already compiled.
+- on ATen operators: give ``pass_(program.module()).graph_module`` to ``prepare_pt2e`` or ``torch.export.export``;
+- on edge operators: call ``EdgeProgramManager.transform([pass_])``, or ``to_edge_transform_and_lower`` with
+  ``transform_passes=[pass_]``. Only operators on the CPU change, because the delegates are already compiled.
 
 A pass edits its graph module in place and returns it in a ``PassResult``. ``ToDevicePass`` is ExecuTorch's own pass.
-Apply ``ToDevicePass`` between ``convert_pt2e`` and another export, whose example inputs are on the pass's device.
+Apply ``ToDevicePass`` to the result of ``convert_pt2e``. Then call ``torch.export.export`` with example inputs on the
+device of the pass.
 """
 
 from __future__ import annotations

@@ -27,11 +27,11 @@ def run_samples(
 
     The first case that applies decides where samples run:
 
-    1. ``workers`` is 1, there is one sample, a program has state, or a program has no plan, so that its state is
-       unknown (for example a saved program): this process runs all samples.
+    1. ``workers`` is 1, there is one sample, or a program has state: this process runs all samples. A program without
+       an interpreter plan (for example a saved program) counts as a program with state, because its state is unknown.
     2. ``workers`` is None, and the user has set ``joblib.parallel_config``: worker processes run all samples.
-    3. Otherwise, this process starts. If it estimates more than 20 s for the remaining samples, and the machine has
-       several cores, worker processes run the remaining samples.
+    3. Otherwise, this process runs the first samples. After each sample, it estimates the time of the remaining ones.
+       If this exceeds 20 s, and the machine has several cores, worker processes run the remaining samples.
 
     Args:
         workers: maximum number of processes; None: the setting of ``joblib.parallel_config``, or one per core.

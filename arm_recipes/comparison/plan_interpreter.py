@@ -1,4 +1,4 @@
-"""Plan interpreter: compute each tensor in floating point, as in the quantized program, and as an isolated layer."""
+"""Plan interpreter: compute each tensor in floating point, in the quantized program, and by its isolated layer."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class TensorValues:
 
     Attributes:
         reference: value in floating point.
-        layer_output: result of the isolated layer before quantization, with quantized weights and floating-point
-            inputs; None for a layer without quantized weights, and if ``run`` did not isolate layers.
-        program: value in the program; None if it was not requested.
+        layer_output: result of the isolated layer, which has floating-point inputs and quantized weights. The result
+            itself is not quantized. None for a layer without quantized weights, and if ``run`` did not isolate layers.
+        program: value in the quantized program; None if it was not requested.
     """
 
     reference: Tensor
@@ -103,9 +103,10 @@ class _SampleState:
 
     Attributes:
         program_values, isolates_layers, overrides: see ``PlanInterpreter.run``.
-        simulated: names of the steps whose values in the program PyTorch computes.
-        reference, isolated, program: ``{step name: value}``; the fields ``reference``, ``layer_output`` and ``program``
-            of ``TensorValues``.
+        simulated: names of the steps that PyTorch computes on the values of the program, because the executed program
+            does not provide their results.
+        reference, isolated, program: ``{step name: value}``, with the values that ``TensorValues`` calls ``reference``,
+            ``layer_output`` and ``program``.
     """
 
     program_values: Mapping[str, Tensor]

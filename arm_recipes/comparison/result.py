@@ -42,7 +42,7 @@ class IsolatedError:
         sqnr: SQNR in dB.
         max_error: largest absolute error.
         clipped: share of the values outside the quantized range.
-        range: smallest and largest value that the quantized type of the program represents.
+        range: smallest and largest value that the quantized tensor of the program can represent.
         values: smallest and largest value of the samples.
         calibrated: smallest and largest value in calibration; None if unknown.
         p999: maximum over the samples of the 99.9th percentile of a sample's absolute values.
@@ -69,13 +69,15 @@ class LayerComparison:
 
     Attributes:
         name: node of the captured program that computes the tensor. A tensor that is quantized twice appears twice.
-        operator, module, source: ATen operator, path of the submodule, line of the model. A fused layer (an operator
-            with weights and its activation) has both operators, and module and line of the first.
+        operator, module, source: ATen operator, path of its submodule, and source line in the model. For a fused layer
+            (an operator with weights and its activation), ``operator`` names both operators, and ``module`` and
+            ``source`` are those of the operator with weights.
         dtype: dtype in the program.
         scale, zero_point: quantization parameters; None if not quantized.
         moves: whether the operator only moves or selects values, which adds no error.
-        value_source: "program" if the delegate computed the value; "PyTorch" if PyTorch computed it from the program's
-            values, for operators on the CPU and delegates without intermediate outputs.
+        value_source: "program" if the delegate computed the value; "PyTorch" if PyTorch computed it from other values
+            of the program. PyTorch computes the results of operators on the CPU, and of layers whose delegate does not
+            provide intermediate results.
         gap: error in the whole program, including the errors of preceding layers.
         isolated: error of the isolated layer; None if the layer is not quantized or only moves values, and in
             comparisons of two programs.
@@ -219,7 +221,8 @@ def _precision_notes(layers: Iterable[LayerComparison]) -> Iterator[str]:
 def _select_layers(layers: tuple[LayerComparison, ...]) -> list[LayerComparison]:
     """Select at most 16 layers to list.
 
-    If there are more, skips data movement (except for the last layer), and selects evenly spaced layers.
+    Of more than 16 layers, those that only move data are skipped, except for the last layer. If still more than 16
+    remain, evenly spaced layers are selected.
     """
     computing = [layer for layer in layers[:-1] if not layer.moves or len(layers) <= _MAX_LAYERS] + list(layers[-1:])
     if len(computing) <= _MAX_LAYERS:

@@ -94,7 +94,7 @@ class SampleResult:
         sums: error sums of each output tensor, by output index.
         layers: error sums of the compared tensors, by ``ComparedTensor.name``; in a comparison of two programs, by
             ``ComparedTensor.node``.
-        isolated: errors of isolated layers, by name.
+        isolated: error sums of isolated layers, by ``ComparedTensor.name``.
         mismatched: delegates whose results differed from those of their TOSA graphs; empty if the layers of this sample
             were not compared.
     """

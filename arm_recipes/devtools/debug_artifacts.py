@@ -62,8 +62,8 @@ class MethodTools:
         self._result, self._name = result, name
         self._report: MethodReport = reports[name]
         self._program: ExportedProgram = with_debug_handles(result.exported_programs[name])
-        #: Checksums of delegates in loops. ExecuTorch's emitter records no instructions for them, so
-        #: ``run_with_etdump`` logs no events inside of them.
+        #: Checksums of the delegates that are called in loops. ExecuTorch's emitter records no instructions for these
+        #: calls. Therefore, ``run_with_etdump`` logs no events of the operators inside these delegates.
         self._in_loops = {delegate.checksum for delegate in self._report.delegates if delegate.calls > 1}
 
     def run_with_etdump(self, tensors: Sequence[torch.Tensor]) -> RunRecord:
@@ -99,8 +99,8 @@ class MethodTools:
     ) -> ETRecord:
         """Build the ETRecord of the method, with the inputs of the first sample and the outputs of all samples.
 
-        To find the debug handle groups, the program runs once: on the first sample, or on zeros without samples.
-        Without samples, the record has neither inputs nor outputs.
+        To find the debug handle groups, the program runs once on the first sample. Without samples, it runs on zeros,
+        and the record has neither inputs nor outputs.
         """
         zeros = [torch.zeros(info.shape, dtype=getattr(torch, info.dtype)) for info in self._report.inputs]
         calls = self._record_calls(samples[0] if samples else zeros)

@@ -1,9 +1,10 @@
 """Debug handle groups: map the operators of a delegate to nodes of the captured program.
 
-ExecuTorch's Inspector compares the value of an event with the node of the event's last debug handle. It merges events
-that share a handle, and compares only the last of them. So each handle must belong to one event. This module therefore
-partitions the nodes of a delegate into groups. Each group has one node whose value an operator of the delegate
-computes, and this node comes last. Each other node belongs to the group of the first such node that depends on it.
+An event has a list of debug handles, and each handle belongs to a node. ExecuTorch's Inspector compares the value of
+the event with the value of the node that has the last handle of the list. It merges events whose lists overlap, and
+compares only one of them. So each handle must belong to one event. This module therefore partitions the nodes of a
+delegate into groups. Each group has one node whose value an operator of the delegate computes, and this node comes
+last. Each other node belongs to the group of the first such node that depends on it.
 """
 
 from __future__ import annotations

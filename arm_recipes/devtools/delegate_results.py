@@ -110,7 +110,7 @@ class _OperatorLookup:
         self._by_index = {operator.index: number for number, operator in enumerate(operators)}
 
     def find(self, layer: Estimate) -> int | None:
-        """Find the index of a layer's operator; None if Vela does not state it."""
+        """Find the index of a layer's operator; None if neither the layer's name nor its index identifies one."""
         number = self._by_name.get(layer.tensor)
         return number if number is not None or layer.index is None else self._by_index.get(layer.index)
 
@@ -146,7 +146,7 @@ def _layouts(array: Array, shape: tuple[int, ...]) -> Iterator[Array]:
 
 
 def _regrouped_layouts(array: Array, shape: tuple[int, ...]) -> Iterator[Array]:
-    """Yield arrays of ``shape`` for layouts in which ``array`` has merged dimensions of ``shape``, or conversely."""
+    """Yield arrays of ``shape`` for layouts in which one of ``array`` and ``shape`` merges dimensions of the other."""
     for order in itertools.permutations(range(array.ndim)):
         yield array.transpose(order).reshape(shape)
     for order in itertools.permutations(range(len(shape))):

@@ -35,7 +35,7 @@ class ExportObjects:
     """The PyTorch and ExecuTorch objects of an export.
 
     Attributes:
-        exported_programs: ATen program of each method, quantized by INT recipes.
+        exported_programs: ATen program of each method before lowering, quantized if the recipe quantizes.
         executorch_program: ExecuTorch's manager of the emitted program.
         float_reference: the model before quantization, for comparisons.
         unlowered: the programs before lowering, which ``for_target`` lowers again; None if the recipe's stages do not
@@ -85,7 +85,7 @@ class Artifact:
 
     @property
     def exported_programs(self) -> dict[str, ExportedProgram]:
-        """The ATen program of each method that was lowered, quantized by INT recipes."""
+        """The ATen program of each method before lowering, quantized if the recipe quantizes."""
         return self.export_objects.exported_programs
 
     @property
@@ -152,9 +152,9 @@ class Artifact:
         TOSA delegates run on Arm's reference model, VGF delegates on Vulkan, and Ethos-U delegates on an emulator.
 
         Args:
-            inputs: positional inputs of the model; with ``quantized_io``, integers: ``result.inputs[0].quantize(x)``
-                converts a tensor. Numbers, strings and None are constants of the program, so they must be the same as
-                in the export.
+            inputs: positional inputs of the model. With ``quantized_io``, they are integers, and
+                ``result.inputs[0].quantize(x)`` converts a tensor of the first input. Numbers, strings and None are
+                constants of the program, so they must be the same as in the export.
             method: the method to run.
             backend: "tosa" runs the TOSA graphs of the delegates instead of the compiled delegates.
             pad: see ``Program.run``.
@@ -166,8 +166,8 @@ class Artifact:
             ``result.program().execute(...)``, which returns it before the model's outputs.
 
         Raises:
-            ValueError: there is no such method, or the inputs differ from the model's in structure, shape or dtype, or
-                int32 cannot hold an int64 value.
+            ValueError: there is no such method, the inputs differ from the model's in structure, shape or dtype, or the
+                program converts an int64 input to int32 and a value does not fit.
             RunError: the program cannot run on this machine; the message says what is missing.
         """
         reject_old_backend_argument(keywords)

@@ -120,7 +120,7 @@ def check_memory_budgets(planner: BankedMemoryPlanner, used: Mapping[str, int]) 
     """Check the memory use of an emitted program against the budgets.
 
     Args:
-        planner: has the budgets.
+        planner: the planner of the program, which holds the budgets.
         used: bytes that the program needs in each memory, from ``Ram.bytes_by_memory``: ``{"SRAM": 40960}``.
 
     Raises:

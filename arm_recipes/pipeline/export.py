@@ -132,8 +132,8 @@ def _export_within_budgets(
         recipe: the recipe.
         attempt: exports with a recipe.
         notes: notes about the arguments; a note on the second export is appended.
-        reuse: whether the second export lowers the quantized programs of the first again, instead of a second call of
-            ``attempt``.
+        reuse: whether the second export only lowers the quantized programs of the first export again. If False, the
+            second export is a second call of ``attempt``.
         progress: show a progress bar.
 
     Raises:

@@ -30,7 +30,7 @@ class MethodResults:
     """Results of the stages for one method.
 
     Attributes:
-        program: the captured program, quantized by INT recipes; None if the recipe captures nothing.
+        program: the captured program, quantized if the recipe quantizes; None if the recipe's stages capture nothing.
         input_signature, out_spec: structure of the model's inputs and outputs.
         graph: the lowered graph, before emission edits it.
         inputs, outputs: tensors that the program takes and returns.
@@ -79,7 +79,9 @@ class MethodResults:
         )
 
     def describe_64_bit_tensors(self, name: str, examples: Examples) -> Iterator[str]:
-        """Yield a note for each 64-bit input and output, and for int64 samples outside of ``ASSUMED_INTERVAL``.
+        """Yield a note for each 64-bit input and output, and for each int64 input with a sample that is too large.
+
+        Too large is a value outside ``ASSUMED_INTERVAL``, the interval that the compiler assumes.
 
         Args:
             name: the method's name.

@@ -84,7 +84,7 @@ class Pipeline:
         self._capture = Capture(strict if strict is not None or recipe.strict else False)
         if dynamic_shapes is not None and not set(dynamic_shapes) <= set(models):
             dynamic_shapes = {"forward": dynamic_shapes}
-        self._stage_output = PipelineArtifact(  # of the last stage that ran; before the first stage, the models
+        self._stage_output = PipelineArtifact(  # output of the last stage; before the first stage, the models
             dict(models),
             {
                 "example_inputs": examples,
@@ -138,7 +138,7 @@ class Pipeline:
         return {name: method.program for name, method in self._methods.items() if method.program is not None}
 
     def run(self, notes: Sequence[str] = ()) -> None:
-        """Run all stages; a resumed pipeline runs lowering and later stages. Reports ``notes`` about the arguments.
+        """Run all stages; a resumed pipeline runs lowering and later stages. ``notes`` are added to the report.
 
         Raises:
             ValueError: ``pipeline_stages`` do not end in TO_EXECUTORCH, or would replace layers of a captured model.
@@ -331,7 +331,7 @@ class Pipeline:
         """Copy the programs for lowering. Lowering edits programs in place, and a program may be the user's.
 
         The copies get debug handles, and lose inputs that are numbers, strings or None. A buffer that methods share
-        gets one name in all of them. If methods share buffers, some linear layers are tiled by rows to share weights.
+        gets one name in all of them. If there is such a buffer, linear layers are tiled by rows, to share weights too.
         """
         from arm_backend_core.nodes import assign_debug_handles
         from arm_backend_core.program import copy_program

@@ -133,8 +133,9 @@ def plan_shared_scratch(
 
     The parameters are those of ExecuTorch's memory planning algorithms. The plan is ExecuTorch's own if no scratch may
     be shared, if sharing does not save memory, or if calls of one delegate would locate its scratch by different
-    arguments. In all cases, this function removes compile specs that an earlier plan recorded in the delegates. If
-    ExecuTorch's own algorithm makes a later plan, tracing has removed these specs before (``insert_delegates``).
+    arguments. In all cases, this function removes compile specs that an earlier plan recorded in the delegates. A
+    later ``to_executorch`` may plan with ExecuTorch's own algorithm instead of this function. It traces the program
+    before it plans, and each trace also removes these compile specs (``insert_delegates``).
     """
     from executorch.exir.memory_planning import MemoryAlgoResult, SpecAllocResult, greedy
 
@@ -237,10 +238,10 @@ def _fits(spec: TensorSpec, tensor: EthosUTensor) -> bool:
 def _smallest_plan(calls: Sequence[_Call], specs: Sequence[TensorSpec], alignment: int) -> _Plan:
     """Plan with two orders of placement, and return the smaller plan.
 
-    The int8 input of a delegate is often quantized from a float tensor, which is not live while the delegate runs. With
-    scratches first, the float tensor may not fit below the int8 input, and is placed above it. With floating-point
-    tensors first, the scratch may overlap the float tensor: the scratch moves up only until its int8 input is above the
-    float tensor.
+    The int8 input of a delegate is often quantized from a float tensor, which is not live while the delegate runs. The
+    float tensor must not overlap the int8 input, but may overlap the rest of the scratch. With scratches first, there
+    may be too little space at addresses below the int8 input. The float tensor is then placed above it. With
+    floating-point tensors first, the scratch moves up only until its int8 input is above the float tensor.
     """
     tensors = sorted((spec for spec in specs if spec.storage_base is None), key=lambda spec: -spec.allocated_memory)
     scratches = sorted(calls, key=lambda call: -call.scratch_bytes)

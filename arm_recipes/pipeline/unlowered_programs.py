@@ -1,4 +1,4 @@
-"""Programs before lowering: captured, and quantized by INT recipes. They can be lowered for several targets."""
+"""Programs before lowering: captured, and quantized if the recipe quantizes. They are lowered for each target."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class UnloweredPrograms:
 
     @property
     def programs(self) -> dict[str, ExportedProgram]:
-        """The captured program of each method, quantized by INT recipes."""
+        """The captured program of each method, quantized if the recipe quantizes."""
         return {name: method.program for name, method in self.methods.items() if method.program is not None}
 
 

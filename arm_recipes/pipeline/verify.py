@@ -75,9 +75,9 @@ def verify_program(result: Artifact, examples: Mapping[str, Sequence[Inputs]]) -
 def _check_memory_accesses(
     method: MethodReport, delegate: DelegateRecord, execution: host_backends.DelegateExecution
 ) -> EthosUStatistics:
-    """Check for reads of uninitialized memory and for data hazards, whose results depend on the hardware.
+    """Check for reads of uninitialized memory and for data hazards, and return the emulator's statistics.
 
-    Returns the emulator's statistics.
+    If an operation reads such memory or has a data hazard, a device may compute other results than the emulator.
     """
     assert isinstance(execution.delegate, EthosUDelegate)
     try:

@@ -38,8 +38,8 @@ class Memories:
     Attributes:
         source: address of the document.
         sram: SRAM.
-        flash: memory of the program if the memory mode places constants in off-chip flash. The Corstones have no flash:
-            their DRAM takes its place.
+        flash: memory of the program if the memory mode places constants in off-chip flash. For the Corstones, which
+            have no flash, this is their DRAM.
         dram: DRAM, for memory modes with activations in DRAM.
     """
 
@@ -61,8 +61,9 @@ class ZephyrBoard:
         target: board target of ``west build``.
         source: address of the document.
         nodes: devicetree source to add to the board's own devicetree.
-        sram: SRAM that the NPU reaches, a memory region of Zephyr's linker script; "": the region of Zephyr's data.
-        program: memory region for a program that is not in SRAM; "": the region of Zephyr's code.
+        sram: name of the memory region in Zephyr's linker script that is SRAM and that the NPU reaches. "" means the
+            region of Zephyr's data.
+        program: name of the memory region for a program that is not in SRAM. "" means the region of Zephyr's code.
     """
 
     target: str
@@ -274,8 +275,8 @@ _ALIF_U55_NODE = """\
 def _alif() -> Iterator[tuple[str, BoardSupport]]:
     """Yield (name, firmware properties) of each Alif Ensemble.
 
-    The records name only SRAM0. SRAM1 is not contiguous with it, and the linker section ``.arm_model_temp`` must fit
-    into one memory.
+    The records name only SRAM0. SRAM1 is not contiguous with it, and the linker section ``.arm_model_temp`` (the NPU's
+    scratch) must fit into one memory.
     """
     for name in BOARDS:
         if not name.startswith("alif-"):

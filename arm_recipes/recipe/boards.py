@@ -2,7 +2,7 @@
 
 To add a board, append a ``Board`` to ``_OTHERS``. If Vela's configurations do not describe its memories, add a
 ``[System_Config]`` to ``arm_backend_core/targets/config_files/Boards/vela.ini``. A value that no document states stays
-None. The command line uses this module: no PyTorch import.
+None. This module must not import PyTorch, because the command line uses it.
 """
 
 from __future__ import annotations

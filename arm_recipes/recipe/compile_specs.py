@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from arm_backend_core.targets.cortex_m import Processor
 
 Options = dict[str, Any]
-#: Vela flags for Direct Drive: a COP2 command stream for the NPU's Linux driver, with input and output regions.
+#: Vela flags for Direct Drive. They select a COP2 command stream, which the NPU's Linux driver expects, and separate
+#: memory regions for inputs and outputs.
 _DIRECT_DRIVE_FLAGS = ("--cop-format=COP2", "--separate-io-regions")
 _DIRECT_DRIVE_NAMES = tuple(flag.partition("=")[0] for flag in _DIRECT_DRIVE_FLAGS)
 

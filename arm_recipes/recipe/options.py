@@ -385,6 +385,6 @@ def _format_value(value: Any) -> str:
 
 
 def _is_tensor(value: Any) -> bool:
-    # A tensor can exist only if PyTorch is imported already. This avoids its import in the command line.
+    # A tensor exists only if PyTorch is imported already. So the command line need not import PyTorch for this check.
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)

@@ -23,8 +23,9 @@ PRECISION_NAMES = (FLOAT, *(name + end for name in _QUANTIZED_PRECISIONS for end
 def allowed_precisions(recipe: str) -> tuple[str, ...]:
     """Return the precisions that a recipe accepts.
 
-    Recipes accept "FP" if their target computes in floating point too: the profile FP, as VGF has, or a Cortex-M. The
-    kernels of a Cortex-M have int8 weights and activations.
+    A recipe accepts "FP" if its target also computes in floating point: VGF, whose TOSA specification has the profile
+    FP, and Cortex-M. The other precisions of a Cortex-M recipe are the int8 ones, because its kernels have int8 weights
+    and activations.
     """
     if recipe.startswith("CORTEX_M"):
         return (FLOAT, "INT8", "INT8" + _PER_TENSOR_SUFFIX)

@@ -108,8 +108,8 @@ def _candidate_options(spec: EthosUCompileSpec) -> Iterator[dict[str, Any]]:
 #: Name of the change "2:4 structured sparsity" in results and notes.
 _SPARSE_WEIGHTS = "2:4 sparse weights"
 _NO_WEIGHTS = "no convolution or linear layer has 16 or more input channels"
-#: Names in notes of the memory that holds the constants, by Vela's name. ``OnChipFlash`` is Vela's name for SRAM that
-#: holds constants.
+#: ``{Vela's name of the memory that holds the constants: name of this memory in notes}``. Vela calls SRAM that holds
+#: constants ``OnChipFlash``.
 _CONSTANT_MEMORY_NAMES = {"OnChipFlash": "SRAM", "OffChipFlash": "flash", "Dram": "DRAM"}
 
 

@@ -69,8 +69,8 @@ def try_fewer_channels(
 ) -> tuple[list[Advice], list[str]]:
     """Compile layers separately, with and without the channels beyond a multiple of 16.
 
-    Compiles the 6 largest layers that have at least 16 channels, of which 1 to 4 exceed a multiple of 16. Grouped
-    convolutions and layers that compute an output of the model are excluded.
+    Compiles the 6 largest layers whose number of channels exceeds a positive multiple of 16 by 1 to 4, for example 33.
+    Grouped convolutions and layers that compute an output of the model are excluded.
 
     Returns:
         An ``Advice`` for each compiled layer, whose ``saves`` is False if the change is not worthwhile, and notes on
@@ -94,8 +94,8 @@ def try_fewer_channels(
         if current is None or reduced is None:
             notes.append(f"{fewer} channels in place of {layer.channels}: the isolated layer cannot be exported")
             continue
-        # If the NPU did not compute whole groups, cycles would be proportional to channels. Advise only if they fall
-        # more than 1.5 times as fast.
+        # If the NPU did not compute whole groups, cycles would be proportional to channels. Advise the change only if
+        # it saves more than 1.5 times as many cycles as this proportion predicts.
         is_worthwhile = (
             current.cycles - reduced.cycles > 1.5 * current.cycles * (layer.channels - fewer) / layer.channels
         )

@@ -64,12 +64,12 @@ class Advice:
 
     @property
     def is_better(self) -> bool:
-        """Whether the change saves cycles or SRAM and costs at most 0.5 % more of anything else."""
+        """Whether the change saves cycles or SRAM, and increases no cost by more than 0.5 %."""
         return self.saves and not self.is_trade_off
 
     @property
     def is_trade_off(self) -> bool:
-        """Whether the change saves cycles or SRAM and costs more than 0.5 % more of cycles, SRAM, or DRAM and flash."""
+        """Whether the change saves cycles or SRAM, but increases cycles, SRAM, or DRAM and flash by more than 0.5 %."""
         pairs = zip(self.now.components, self.then.components, strict=True)
         return self.saves and any(changed > (1 + _NEGLIGIBLE) * current for current, changed in pairs)
 

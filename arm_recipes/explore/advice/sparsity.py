@@ -1,8 +1,8 @@
-"""2:4 structured sparsity: masks with at most two nonzero weights of each four along the input channels.
+"""2:4 structured sparsity: of each four consecutive weights along the input channels, keep at most two nonzero.
 
 With such weights, Ethos-U85 needs half of the multiply-accumulates for convolutions and linear layers (Mishra et al.
-2021 describe the pattern). Vela finds the pattern by itself. All Ethos-U compress zeros, so there are fewer weight
-bytes to read.
+2021 describe the pattern). Vela finds the pattern by itself. On every Ethos-U, zeros in the encoded weights are
+compressed, so the NPU reads fewer bytes.
 """
 
 from __future__ import annotations

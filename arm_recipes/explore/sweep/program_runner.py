@@ -39,7 +39,9 @@ class ProgramRunner:
         self._samples, self._store, self._with_progress = samples, store, with_progress
 
     def compile_first(self, unlowered: UnloweredPrograms, configurations: Iterable[SweepConfiguration]) -> Artifact:
-        """Compile the program of one configuration. Tries the last configuration of each NPU, until one compiles.
+        """Compile one program that represents all ``configurations``.
+
+        For one NPU after the other, the last of its configurations is tried, until one compiles.
 
         Args:
             unlowered: the captured and quantized program.

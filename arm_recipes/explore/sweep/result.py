@@ -99,7 +99,7 @@ class Sweep(Renderable):
 
 
 def _cost_vector(row: Row, criteria: Sequence[str]) -> tuple[float, ...]:
-    """Return the criteria as costs, of which less is better. The cost of an unknown value is infinity."""
+    """Return the criteria as costs: less is better. Accuracy is negated. The cost of an unknown value is infinity."""
     costs = []
     for column in criteria:
         cost = column_value(row, column)

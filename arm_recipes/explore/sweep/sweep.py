@@ -78,8 +78,9 @@ def sweep(
         system_configs: system configurations to combine. They describe clock, memories and bandwidth. The default is
             the recipe's; "all" selects all of the ``.ini`` file.
         memory_modes: memory modes to combine; by default all of Vela's. Invalid combinations are skipped.
-        boards: names of boards, or "all": a configuration for each board and recipe of its NPU, instead of
-            combinations of ``macs``, ``system_configs`` and ``memory_modes``. ``arm-recipes boards`` lists them.
+        boards: names of boards, or "all"; ``arm-recipes boards`` lists them. Each board is combined with each recipe
+            for its NPU. The board determines ``macs``, ``system_configs``, ``memory_modes`` and ``config_ini``, which
+            must then be omitted.
         cpus: processors for CORTEX_M_INT8: names, or a dict with clocks in MHz:
             ``{"cortex-m4": 120, "cortex-m55": 400}``. The row of a processor with a clock has an inference time. The
             default is the recipe's processor. The cycles are estimates; see ``docs/contributors/cpu_cycles.md`` for
@@ -159,8 +160,7 @@ def capture_model(
 
     Returns:
         The program; the samples as the user passed them; the samples in the form of the model's inputs; and notes. For
-        a ``DataLoader`` without a metric, the batches in the form of the model's inputs also replace the samples as the
-        user passed them.
+        a ``DataLoader`` without a metric, both lists of samples are in the form of the model's inputs.
 
     Raises:
         ValueError: the model has several methods or dynamic shapes, the samples are missing or do not fit the model, or
@@ -198,7 +198,7 @@ def _prepare_samples(models: Mapping[str, Any], samples: Any, metric: Metric | N
     without_labels = [export_arguments.without_labels(models[METHOD], sample) for sample in originals]
     if not isinstance(samples, DataLoader):
         return originals, export_arguments.examples_by_method(without_labels, models)[METHOD]
-    # An iterator, because bare tensors in a list are ambiguous; bare tensors of a DataLoader are batches.
+    # Pass an iterator: a list of bare tensors would be refused as ambiguous. Bare tensors of a DataLoader are batches.
     examples = export_arguments.examples_by_method(iter(originals), models, from_loader=True)[METHOD]
     if metric is None:
         return list(examples), examples

@@ -1,8 +1,8 @@
 """Lower convex hull of noise over cost: a path of precision plans with increasing cost (Lagrangian relaxation).
 
-The noise of a plan is approximately the sum of the noise powers of its regions, because these are small and
-uncorrelated. The cost is approximately a sum over the regions, too. A plan on the hull therefore belongs to one
-Lagrange multiplier: each region has the precision that minimizes multiplier * noise + cost.
+The noise power of a plan is approximately the sum of the noise powers of its regions, because the noise of each region
+is small and uncorrelated with the others. The cost is approximately a sum over the regions, too. A plan on the hull
+therefore belongs to one Lagrange multiplier: each region has the precision that minimizes multiplier * noise + cost.
 """
 
 from __future__ import annotations

@@ -89,10 +89,10 @@ class ProgramSearch:
         return not self._goal.is_within_limits(candidate.cost)
 
     def _bracket(self, candidates: Mapping[int, Candidate | None]) -> tuple[int | None, int | None]:
-        """Return the indices between which the bisection searches; None if there is no such program.
+        """Return the lower and the upper index between which the bisection searches.
 
-        The lower index is of the last program that is not past the goal (``_is_past_goal``), the upper index of the
-        first program that is.
+        The upper index belongs to the first candidate that is past the goal (``_is_past_goal``), the lower index to the
+        last candidate before it. An index is None if there is no such candidate.
         """
         evaluated = {i: candidate for i, candidate in candidates.items() if candidate is not None}
         high = next((i for i, candidate in evaluated.items() if self._is_past_goal(candidate)), None)

@@ -20,7 +20,7 @@ class Region:
 
     Attributes:
         name: name of the module that contains all modules of the region.
-        modules: names of the modules that have quantized inputs.
+        modules: names of the region's modules. Modules without quantized inputs are not listed.
         parts: regions into which the region can be divided; empty for a single module.
     """
 

@@ -23,7 +23,7 @@ class TunedRegion:
 
     Attributes:
         module: module that contains all modules of the region.
-        modules: modules with quantized inputs.
+        modules: modules of the region that have quantized inputs.
         precision: chosen precision.
         share: the region's share of the total noise of all regions, at the recipe's own precision.
         extra_costs: cost of each other precision minus cost of the recipe's own precision, in cycles or in bytes of
@@ -53,7 +53,8 @@ class Tuned(Renderable):
         regions: chosen precision of each region.
         metric: name of the accuracy metric.
         goal: goal of the search.
-        reached: whether the chosen program reaches the goal on the test samples, by ``verified`` if it is not None.
+        reached: whether the chosen program reaches the goal. Its accuracy is ``verified``, or ``chosen.accuracy`` if
+            ``verified`` is None.
         samples: number of samples of each part: ``{"calibration": 8, "search": 4, "test": 4}``. A note says if the
             search samples are also the test samples.
         notes: notes for the user, one sentence each.

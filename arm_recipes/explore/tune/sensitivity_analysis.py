@@ -16,7 +16,8 @@ from arm_recipes.explore.tune.regions import (
 )
 from arm_recipes.recipe.precisions import PRECISION_NAMES
 
-#: A region that causes more than this share of the total noise is noisy: it is divided, or measured a second time.
+#: A region that causes more than this share of the total noise is noisy. It is divided if possible. The costs of noisy
+#: regions that remain are measured a second time (``measure_costs_with_others_at_highest``).
 _MAX_NOISE_SHARE = 0.02
 #: Maximum number of regions after all divisions.
 _MAX_REGIONS = 48
@@ -137,7 +138,8 @@ class SensitivityAnalysis:
         for option, pair in zip(options, zip(outcomes, outcomes, strict=True), strict=True):
             changed, unchanged = pair
             if isinstance(changed, ProgramCost) and isinstance(unchanged, ProgramCost):
-                # A negative difference is an artefact: an int8 region among int16 regions costs casts. Clamp it to 0.
+                # A negative difference comes from casts: an int8 region among int16 regions needs them, an int16 region
+                # does not. Clamp it to 0.
                 costs[option] = max(float(changed.value(self._cost_kind) - unchanged.value(self._cost_kind)), 0.0)
         return costs
 

@@ -4,12 +4,12 @@
    precision, give all other regions the most accurate precision. Noise powers measured this way add up. In an int8
    program, the noise of the other regions would hide the effect of one more accurate region.
 2. Measure the cost of each region at each other precision: compile a program that has all other regions at the
-   recipe's precision. This cost includes casts at the region's borders. For noisy regions, measure it also with all
-   other regions at the most accurate precision.
-3. Compute the lower convex hull of noise over cost (``convex_hull``) with the costs that were measured at the recipe's
-   precision. If some costs at the most accurate precision are lower, compute another hull with the lower of both costs.
-   Compile whole programs along each hull, then bisect around the goal, then add steps that still fit the budget. Casts
-   at borders make the costs of regions inexact, so the search compares whole programs by their own accuracy and cost.
+   recipe's precision. This cost includes casts at the region's borders. Measure the cost of noisy regions a second
+   time, with all other regions at the most accurate precision.
+3. Compute the lower convex hull of noise over cost (``convex_hull``) with the costs of the first measurement. If the
+   second measurement gave a lower cost for some region, compute another hull with the lower of both costs. Compile
+   whole programs along each hull, then bisect around the goal, then add steps that still fit the budget. Casts at
+   borders make the costs of regions inexact, so the search compares whole programs by their own accuracy and cost.
 4. Export and execute the chosen program.
 """
 
@@ -80,7 +80,8 @@ def tune(
             bytes) or a text such as "512KiB" is absolute. Without any goal, the limit is 1.1 times the cycles of the
             recipe's own program (on targets without estimated cycles: 1.1 times its traffic).
         min_metric: required accuracy. The search looks for the cheapest program that reaches it.
-        max_drop: largest accepted drop of the accuracy below the floating-point model. It needs ``metric``.
+        max_drop: largest accepted loss of accuracy. The required accuracy is the accuracy of the floating-point model
+            minus ``max_drop``. It needs ``metric``.
         candidate_precisions: precisions to choose from, of ``arm_recipes.recipe.precisions.PRECISION_NAMES``. The
             default is the recipe's own and A16W8; for VGF also floating point; with a flash limit also A8W4. For a
             Cortex-M, it is the recipe's own and floating point.

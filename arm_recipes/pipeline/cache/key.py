@@ -169,7 +169,7 @@ def _module_identities(models: Mapping[str, Model]) -> list[tuple[str, str, int]
 
 
 def _add_program(digest: Digest, program: ExportedProgram, tensor_numbers: dict[Any, int]) -> None:
-    """Add a program, and its tensors to ``tensor_numbers``: the number of each tensor of all programs, by identity."""
+    """Add a program to the digest, and its new tensors to ``tensor_numbers``: ``{tensor identity: number}``."""
     _add_graph(digest, program.graph_module)
     signature = program.graph_signature
     digest.add([(spec.kind, type(spec.arg), vars(spec.arg), spec.target) for spec in signature.input_specs])
