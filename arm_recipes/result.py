@@ -114,7 +114,7 @@ class ExportResult(Artifact):
             recipe: type or name of another recipe for the same kind of target and precision, such as
                 ``"ETHOSU_U55_INT8"`` for the result of ``ETHOSU_U85_INT8``. Default: the recipe of this result; with
                 ``board``, the recipe for the board's NPU.
-            verify: as in ``export``. Runs the first four samples of the export.
+            verify: as in ``export``. It runs the first four samples of the export, which the result has kept.
             progress: show a progress bar if standard error is a terminal.
             options: recipe options to change, such as ``macs``, ``memory_mode``, ``board`` or ``optimise``. The
                 other options keep the values of this result. If the recipe or ``board`` changes, ``macs``,

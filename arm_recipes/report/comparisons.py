@@ -40,7 +40,7 @@ class LayerAccuracy(Protocol):
 
     @property
     def gap(self) -> ErrorSummary:
-        """Error of the layer's output."""
+        """Error of the layer's output in the whole program, including the errors of preceding layers."""
 
     @property
     def isolated(self) -> ErrorSummary | None:

@@ -1,4 +1,4 @@
-"""Context of an export: model, recipe options and date, for the title and the first screen of the page."""
+"""Context of an export: model, recipe options and date, for the title and the first screen of the HTML page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ExportContext:
     """What was exported, when, and for which board.
 
     Attributes:
-        model: names of the models' classes; empty if captured programs do not contain them.
+        model: names of the models' classes; empty if the models are captured programs that do not contain the names.
         date: date of the export, ISO 8601.
         board: the recipe's option ``board``.
         sram_budget, flash_budget: limits in bytes; None for no limit.

@@ -19,11 +19,13 @@ _CHART_COLUMNS = 48
 
 
 def layer_sections(layers: Sequence[LayerCost], suffix: str) -> Iterator[Section]:
-    """Yield the costliest layers of a method, and all costs of other kinds (see ``LayerCost.kind``).
+    """Yield a table of the costliest layers of a method, and a table of the operations of other kinds than "layer".
+
+    ``LayerCost.kind`` describes the kinds.
 
     Args:
         layers: layer costs of the method.
-        suffix: end of the headings.
+        suffix: text at the end of each heading, for example " of 'forward'".
     """
     total = sum(cost.cycles for cost in layers)
     computing = [cost for cost in layers if cost.kind == "layer"]
@@ -39,7 +41,7 @@ def layer_sections(layers: Sequence[LayerCost], suffix: str) -> Iterator[Section
 
 
 def constants_row(estimates: VelaEstimates, *, in_data_file: bool = False) -> tuple[str, str]:
-    """The row with the constants that the NPU reads. If they are in SRAM, Vela reports them as on-chip flash.
+    """The row with the size of the NPU's constants. If they are in SRAM, Vela calls this memory on-chip flash.
 
     Args:
         estimates: Vela's estimates of the delegate.

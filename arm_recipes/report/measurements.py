@@ -85,7 +85,7 @@ class MeasuredReport(Renderable):
     methods: tuple[MethodComparison, ...]
 
     def sections(self) -> Iterator[Section]:
-        """Headings with their lines, for text and HTML."""
+        """Headings with their table rows, for text and HTML."""
         for method in self.methods:
             suffix = f" of '{method.method}'" if len(self.methods) > 1 else ""
             yield f"Measured on the device{suffix}, medians", method.rows
@@ -193,7 +193,8 @@ def _compare_layers(
 ) -> list[tuple[str, str, int, float]]:
     """Return (module, source line, estimated cycles, measured cycles) of each measured layer, most cycles first.
 
-    An NPU operation may compute a part of several layers. Its cycles are apportioned by the layers' estimates.
+    An NPU operation may compute parts of several layers. Its measured cycles are divided among these layers in
+    proportion to their estimated cycles.
     """
     layers = [layer for layer in report.get("layers", ()) if layer["method"] == method]
     totals: Counter[str] = Counter()  # tensor -> sum of the estimates of the layers that list it

@@ -54,8 +54,8 @@ class OperationMemory:
         tensor: name of the operation's result in the TOSA graph.
         module: module of the operation.
         source: source line of the operation.
-        bytes: maximum number of bytes in use, including weight buffers of the next operation. A byte that several
-            tensors share is counted once.
+        bytes: maximum number of bytes in use, including buffers that already receive the weights of the next
+            operation. A byte that several tensors share is counted once.
     """
 
     tensor: str

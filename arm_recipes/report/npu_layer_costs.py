@@ -214,9 +214,10 @@ class DelegateProfile:
     def _find_operations(self) -> Iterator[NpuOperation]:
         """Assign TOSA operators to each NPU operation.
 
-        Vela's estimates refer to some TOSA operators by index; these are called named. An NPU operation gets its named
-        operators, the unnamed operators that produce their operands, and the unnamed operators on the paths from the
-        named ones to its results. Without a named operator, it gets the unnamed producers of its results.
+        Vela's estimates refer to some TOSA operators by index; these operators are called named. An NPU operation gets
+        its named operators, and two kinds of unnamed operators: producers of the operands of its named operators, and
+        operators on the paths from its named operators to its results. An NPU operation without named operators gets
+        the unnamed producers of its results.
         """
         if not self.vela.layers:
             return
@@ -350,7 +351,7 @@ class DelegateProfile:
     def _input_operators(self) -> dict[int, str]:
         """{index of a TOSA operator: name of the delegate's input that the operator moves or converts}.
 
-        These operators are the data movement and conversions between the input and the first other operators.
+        Between the input and such an operator, all operators move or convert data, too.
         """
         input_of_operator: dict[int, str] = {}
         input_of_tensor = {name: name for name in self.graph.inputs}
@@ -368,7 +369,7 @@ class DelegateProfile:
     def _output_operators(self) -> dict[int, str]:
         """{index of a TOSA operator: name of the delegate's output that the operator moves or converts}.
 
-        These operators are the data movement and conversions between the last other operators and the output.
+        Between such an operator and the output, all operators move or convert data, too.
         """
         output_of_operator: dict[int, str] = {}
         for i, op in reversed(list(enumerate(self.graph.operators))):
@@ -381,8 +382,8 @@ class DelegateProfile:
         return output_of_operator
 
 
-#: Texts of ``LayerCost.reason`` for boundary operations: the reason (the layout and type texts follow the name of the
-#: input or output), a colon, and a remedy.
+#: Texts of ``LayerCost.reason`` for boundary operations. Each text has a reason, a colon and a remedy. Layout and type
+#: texts are appended to the name of the input or output.
 _LAYOUT_REASONS = {
     "input": "is transposed to NHWC: export(..., channels_last=True) avoids this",
     "output": "is transposed from NHWC: return it in channels-last order to avoid this",

@@ -1,8 +1,9 @@
 """RAM that a board needs for a program, by part: memory that the NPU and ExecuTorch's runtime use.
 
-The sum equals the memory pools of the firmware folder and its output buffers (``firmware/memory_pools.py``), with three
-exceptions. The sum lacks the temporary memory of CPU kernels, which only a run shows. It includes constants that the
-memory mode places in RAM, and inputs that the memory plan does not place (``plan_inputs=False``).
+The sum equals the size of the firmware's memory pools and output buffers (``firmware/memory_pools.py``), with three
+exceptions. The sum lacks the temporary memory of CPU kernels, because its size is known only after a run. In addition,
+the sum includes constants that the memory mode places in RAM, and inputs that the memory plan does not place
+(``plan_inputs=False``).
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Ram(Renderable):
             the scratch also contains the planned tensors of the CPU.
         cpu: parts that ExecuTorch's runtime and the application need.
         ram_reduction: if a program with less RAM was chosen (to fit a limit, or with ``optimise="ram"``), a phrase that
-            compares its cycles and SRAM with those of the performance program; otherwise empty.
+            compares its cycles and SRAM with those of the program compiled for performance; otherwise empty.
     """
 
     npu: tuple[RamPart, ...]
@@ -81,7 +82,7 @@ class Ram(Renderable):
 
     @property
     def npu_sram_bytes(self) -> int:
-        """Bytes of the parts ``npu`` in SRAM, including planned tensors of the CPU that are in the same part."""
+        """Bytes of the parts in ``npu`` that are in SRAM. The scratch may include planned tensors of the CPU."""
         return sum(part.bytes for part in self.npu if part.memory == "SRAM")
 
     @property
@@ -91,7 +92,7 @@ class Ram(Renderable):
 
     @property
     def bytes_by_memory(self) -> dict[str, int]:
-        """{memory: bytes of its parts}. Memories of the option ``memory`` have their names in upper case."""
+        """{memory: bytes of its parts}. ``RamPart.memory`` describes the keys."""
         return sum_by_memory(self.parts)
 
     def to_dict(self) -> dict[str, Any]:
@@ -177,7 +178,8 @@ def compute_ram(
     # in DRAM, this memory is DRAM.
     memory = _RAM[estimates[0].scratch_memory] if estimates else "SRAM"
     planned, shared = planned_bytes(plans)
-    # The temp allocator holds the kernel look-up while a method is loaded, and the NPU's scratch while it runs.
+    # The temp allocator has two uses at different times: the look-up of kernels while a method is loaded, and the NPU's
+    # scratch while the method runs. Only the larger of the two sizes counts.
     lookup = max(kernel_lookup_bytes(plan, 32) for plan in plans) - sum(p.bytes for p in npu if p.name == _SCRATCH)
     has_data_file = any(delegate.external_blocks for each in delegates.values() for delegate in each)
     loaded = sum(method_allocator_bytes(plan, 32, has_data_file) for plan in plans)
@@ -202,7 +204,7 @@ def compute_ram(
 
 
 def _describe_ram_reduction(estimates: Sequence[VelaEstimates]) -> str:
-    """Compare cycles and SRAM of delegates that were chosen for less RAM with those of the performance programs.
+    """Compare delegates that were chosen for less RAM with those compiled for performance: their cycles and SRAM.
 
     Empty if no delegate was chosen for less RAM.
     """

@@ -99,7 +99,7 @@ class MethodReport:
 
     @cached_property
     def profiles(self) -> tuple[DelegateProfile, ...]:
-        """Cost profile of each delegate. Layer costs, memory usage and the page share these profiles."""
+        """Cost profile of each delegate. Layer costs, memory usage and the HTML page share these profiles."""
         return tuple(DelegateProfile(self.name, delegate) for delegate in self.delegates)
 
 
@@ -115,8 +115,8 @@ class ExportRecord(Renderable):
         seconds: wall-clock time of each stage in seconds, by ExecuTorch's name of the stage.
         notes: further notes for the user, one sentence each.
         measured: with ``verify=True``, the emulator's statistics of the last execution of each Ethos-U delegate. They
-            are not measurements of a device. Keys are names of delegates; if there are several methods, with the name
-            of the method.
+            are not measurements of a device. The keys are the names of the delegates. If the program has several
+            methods, a key also contains the name of the method.
         cached: whether the program was taken from ``cache_dir``.
         ram: RAM that a board needs for the program; None if the program has no delegates for an Ethos-U and the CPU of
             the recipe is not a Cortex-M.

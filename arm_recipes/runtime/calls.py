@@ -99,7 +99,7 @@ def check_input(
             raise ValueError(
                 f"{what} has the value {out_of_range}, which int32 cannot hold: the program computes in int32"
             )
-    # The runtime copies the raw memory, so its layout must be the dimension order of the program.
+    # The runtime copies the raw memory, so the tensor must have the dimension order of the program.
     order = layout.dim_order
     inverse = [order.index(axis) for axis in range(len(order))]
     value = value.detach().cpu().permute(order).contiguous()

@@ -30,7 +30,7 @@ class LoadedDelegate(Protocol):
 
     @property
     def inputs(self) -> Sequence[TensorInfo | EthosUTensor]:
-        """Inputs of ``run``, with shapes in memory order. An ``EthosUTensor`` has an element size, but no dtype."""
+        """Inputs of ``run``. Shapes are in memory order. An ``EthosUTensor`` has an element size, but no dtype."""
 
     @property
     def outputs(self) -> Sequence[TensorInfo | EthosUTensor]:

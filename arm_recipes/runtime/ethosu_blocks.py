@@ -175,7 +175,9 @@ def look_up_external_data(key: str, find_named_data: NamedDataLookup) -> bytes |
 
 
 def inline_external_blocks(data: bytes | memoryview, find_named_data: NamedDataLookup) -> bytes | memoryview:
-    """Copy external blocks into a payload. A payload that is damaged or has no external blocks is returned unchanged.
+    """Copy the data of external blocks into a payload.
+
+    A damaged payload, and a payload without external blocks, is returned unchanged.
 
     Raises:
         PayloadError: there is no named data with the key of an external block.

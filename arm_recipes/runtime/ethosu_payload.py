@@ -27,8 +27,8 @@ from arm_recipes.runtime.ethosu_command_header import StreamHeader, read_stream_
 #: Description of an input or output, as nine int32: shape (6 dimensions), element size, offset, region.
 _TENSOR_STRUCT: Final = struct.Struct("<9i")
 _RANK, _MAX_TENSORS, _MAX_BYTES = 6, 1024, 2**32 - 1
-#: Memory regions of the NPU: indices of base addresses. Only COP2 streams with separate I/O have regions for inputs and
-#: outputs.
+#: Memory regions of the NPU. The number of a region is the index of its base address. Only COP2 streams with separate
+#: I/O have regions for inputs and outputs.
 WEIGHTS, SCRATCH, FAST_SCRATCH, INPUT, OUTPUT = range(5)
 #: Bytes of a cache line of Cortex-M processors. Memory that the NPU accesses occupies whole lines.
 CACHE_LINE: Final = 32
@@ -94,7 +94,7 @@ class EthosUPayloadContent:
         payload: description of the payload.
         commands: the command stream.
         header_bytes: size of the stream's header, which comes before the first command.
-        weights: weights; empty if they are outside the payload and no look-up was given.
+        weights: the weights; empty if they are outside the payload and the caller passed no ``find_named_data``.
         has_external_weights: whether the weights are outside the payload, so that several delegates may share them.
     """
 

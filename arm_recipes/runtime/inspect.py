@@ -106,7 +106,7 @@ class Inspection(Renderable):
     data_file: dict[str, int] = field(default_factory=dict)
 
     def sections(self) -> Iterator[Section]:
-        """Headings with their lines, for text and HTML."""
+        """Headings with their table rows, for text and HTML."""
         # Names come from an untrusted file: escape control characters, which could move the cursor.
         for heading, rows in self._raw_sections():
             yield _escape_unprintable(heading), [tuple(map(_escape_unprintable, row)) for row in rows]

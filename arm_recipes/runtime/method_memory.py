@@ -37,8 +37,10 @@ class TypeLayout:
     Attributes:
         bits: width of pointers.
         named: {C++ type: (size, alignment)}. A build of the firmware asserts these sizes.
-        delegate: ``BackendDelegate``: a ``FreeableBuffer`` and two pointers. No public header defines it.
-        chain: ``Chain``: a pointer, a span and a pointer. No public header defines it.
+        delegate: (size, alignment) of ``BackendDelegate``. No public header defines this type. It consists of a
+            ``FreeableBuffer`` and two pointers.
+        chain: (size, alignment) of ``Chain``. No public header defines this type. It consists of a pointer, a span and
+            a pointer.
     """
 
     bits: int

@@ -26,7 +26,7 @@ _PART_HEADER = struct.Struct("<BI")  # whether the part is a key, and its length
 
 
 def content_key(data: bytes | memoryview, prefix: str = WEIGHTS_PREFIX) -> str:
-    """Compute the key by which named data contain these weights or this command stream."""
+    """Compute the key of weights or of a command stream in the named data of a program or data file."""
     return (prefix + hashlib.sha256(data).hexdigest())[:NAMED_DATA_KEY_SIZE]
 
 

@@ -220,7 +220,7 @@ def without_labels(model: Model, sample: Any) -> Any:
 
 
 def resolve_loaders(samples: Any) -> Any:
-    """Replace each function that returns a ``DataLoader`` by that loader. A dict of methods is resolved per method.
+    """Replace each function that returns a ``DataLoader`` by that loader, also in a dict of methods.
 
     Any other function is called once, and replaced by a function that returns the same result.
     """
@@ -235,7 +235,7 @@ def resolve_loaders(samples: Any) -> Any:
 def batch_size_notes(samples: Any, models: Mapping[str, Model], examples: Examples) -> list[str]:
     """Return notes on the batch size of methods whose samples are a ``DataLoader`` or a bare tensor.
 
-    A ``DataLoader`` may get another note: items of its batches that are inputs of the model, but may be labels.
+    A second note names items of a ``DataLoader``'s batches that the model gets as inputs, but that may be labels.
 
     An ``ExportedProgram`` gets no note, because its batch size is fixed. A method with other samples, such as a list,
     gets none, because the user chose their batch size.

@@ -1,4 +1,4 @@
-"""Samples that do not fit the model: find the input, the dtype and shape that the model takes, and how to convert it.
+"""Samples that do not fit the model: find the wrong input, the dtype and shape that it must have, and a conversion.
 
 A conversion is tried before a message suggests it: the model runs on fake tensors of the converted dtypes and shapes.
 """
@@ -273,7 +273,7 @@ def _list_changes_for_layer(
 
 
 def _list_spatial_changes(index: int, tensor: torch.Tensor, ratio: float, reason: str) -> Iterator[tuple[_Change, ...]]:
-    """Yield changes of the spatial sizes: their product grows about ``ratio`` times. Multiples of 8 come first."""
+    """Yield spatial sizes whose product is about ``ratio`` times that of the tensor. Multiples of 8 come first."""
     spatial = tensor.shape[2:]
     scale = float(ratio ** (1 / len(spatial)))
     offsets = range(-_SIZE_RADIUS, _SIZE_RADIUS + 1)

@@ -1,4 +1,4 @@
-"""Models that PyTorch's own quantization flows have changed: refuse models that cannot be captured, with the remedy."""
+"""Refuse models that PyTorch's quantization flows have changed and that cannot be captured; suggest a remedy."""
 
 from __future__ import annotations
 

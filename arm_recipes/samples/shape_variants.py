@@ -51,7 +51,7 @@ class ShapeVariants:
     def _find_dimension(self, index: int, axis: int, shapes: Mapping[str, Sequence[Sequence[int]]]) -> str | None:
         """Find the dimension whose size equals the size of the output's axis in all methods.
 
-        The dimension must have at least two sizes.
+        The dimension must have at least two sizes. With only one size, an unrelated axis could have this size, too.
         """
         first, *_ = self.sizes_by_method.values()
         for name in first:

@@ -1,1 +1,1 @@
-"""Parts of an ``ExportRecipe``, and faster stages for our own ``export``."""
+"""Parts of an ``ExportRecipe``, and faster versions of ExecuTorch's stages for this package's ``export``."""

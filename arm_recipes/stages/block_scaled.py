@@ -106,7 +106,8 @@ def describe_layers_without_block_scales(model: nn.Module, method: str) -> tuple
 def _to_block_scaled(module: nn.Module, config: MXConfig) -> nn.Module:
     """Change the class of a layer in place.
 
-    So its parameters keep their names, modules that share the layer still share it, and it may be the root module.
+    Therefore, its parameters keep their names, modules that share the layer still share it, and it may be the root
+    module.
     """
     if can_block_scale(module):
         module.__class__ = MXLinear if isinstance(module, nn.Linear) else MXConv2d

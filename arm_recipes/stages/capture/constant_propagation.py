@@ -1,7 +1,8 @@
 """Constant propagation in a trace: compute the tensors that depend only on constants, buffers and shapes.
 
 The traced tensors are fake: they have no values. This module computes each PyTorch function a second time, on the
-values of its operands. Values share memory where the traced tensors do, so writes in place stay exact.
+values of its operands. If traced tensors share memory, their values share memory, too. A write in place therefore also
+changes the values of the aliases.
 """
 
 from __future__ import annotations
@@ -121,8 +122,8 @@ class ConstantPropagation:
     def propagate(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Record the values of ``result``, which ``function`` returned, and of the tensors that ``function`` wrote.
 
-        If the written values are unknown, the values of all tensors in the same memory are forgotten. The same holds
-        for the operands of a function that is not PyTorch's, because it may write them.
+        If the written values are unknown, the values of all tensors in the same memory are forgotten. A function of
+        another library may write all its operands, so their values are forgotten, too.
         """
         results = pytree.tree_leaves(result)
         writes = _is_in_place(function, kwargs)

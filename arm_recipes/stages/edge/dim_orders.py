@@ -54,8 +54,8 @@ def legalize_dim_orders(manager: EdgeProgramManager) -> Sequence[Any]:
     A copy also converts the new value of a mutated input or buffer to the dim order of the old value. Dim order
     copies, ``quantize_per_tensor`` and ``dequantize_per_tensor`` accept any dim order. Delegates and Cortex-M kernels
     read the dim order for which they were compiled. A constant is stored contiguous unless a delegate, a Cortex-M
-    kernel, a dim order copy or control flow reads it, or it is an output. Inputs keep their
-    layout. An output is contiguous if a CPU operator computes it, and keeps its layout otherwise.
+    kernel, a dim order copy or control flow reads it, or it is an output. Inputs keep their layout. An output is
+    contiguous if a CPU operator computes it. Otherwise, it keeps its layout.
     """
     for method in manager.methods:
         program = manager.exported_program(method)
@@ -171,7 +171,7 @@ def _legalize(
 
 
 class _LayoutCopies:
-    """Layout copies of one graph; one for each tensor and dim order.
+    """Layout copies of one graph. A tensor is copied at most once to each dim order.
 
     Attributes:
         changed: whether the graph changed.
@@ -185,11 +185,11 @@ class _LayoutCopies:
         self._former_orders: dict[fx.Node, Layout | None] = {**former_orders}
 
     def convert_operands(self, node: fx.Node) -> None:
-        """Convert the operands of a CPU operator to contiguous, and update the metadata of its result.
+        """Convert the operands of a CPU operator to contiguous tensors, and update the metadata of its result.
 
-        If an operand has become contiguous, the result of a quantize or dequantize operator becomes contiguous too. So
-        does the result of a dim order copy that kept the operand's former order. For delegates and Cortex-M kernels, a
-        copy restores the order for which they were compiled.
+        If an operand has become contiguous, the results of these operators become contiguous too: quantize, dequantize,
+        and a dim order copy to the operand's former order. For delegates and Cortex-M kernels, a copy restores the
+        order for which they were compiled.
         """
         converted = [operand for operand in node.all_input_nodes if operand in self._former_orders]
         if node.target is operator.getitem or _name(node) in _LAYOUT_PRESERVING:

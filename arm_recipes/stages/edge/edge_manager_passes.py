@@ -213,8 +213,9 @@ def _move_dequantize_after(lookup: Node, dequantize: Node) -> None:
 def copy_aliased_outputs(manager: EdgeProgramManager) -> Sequence[Any]:
     """Copy outputs that are inputs, constants or earlier outputs, for ``plan_outputs=False``.
 
-    The application sets the memory of each output. Without the copy, an input that is also an output would lose its
-    data. If two outputs were one tensor, only the last one would be written.
+    The application sets the memory of each output. Without the copy, this would also replace the memory of an input
+    that is the same tensor as the output: the input would lose its data. If two outputs were one tensor, only the last
+    one would be written.
     """
     for method in manager.methods:
         _copy_outputs(manager.exported_program(method), lambda value, seen: value.op == "placeholder" or value in seen)

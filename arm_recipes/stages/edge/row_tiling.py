@@ -1,15 +1,16 @@
 """Weight sharing on Ethos-U85: compute shared linear layers with the same number of rows per operation in all methods.
 
 Vela encodes weights in blocks of output channels. The block size depends on the number of rows that the accumulators
-hold: 512 channels with 1 row, 64 with 32 rows. So a weight that one method reads with 1 row and another with 32 rows
-is stored twice, in different order. An operation on ``_ROWS_PER_GROUP`` rows takes no longer than one on a single row.
-This rewrite splits the rows into groups of that size and pads the last group, so that all methods read the same bytes.
+hold: 512 channels with 1 row, 64 with 32 rows. If one method reads a weight with 1 row and another with 32 rows,
+the program therefore stores the weight twice, in different orders. With 256 MACs, an operation on 16 rows takes no
+longer than an operation on 1 row (see ``_ROWS_PER_GROUP``). This rewrite splits the rows into groups of 16 and pads the
+last group, so that all methods read the same bytes.
 
-Measured: the weights of a model of SmolLM2's shape take 161 MiB instead of 261 MiB. The cost: a
-token takes 0.9 % more cycles, because of padding, and a prompt of 32 tokens takes 1.2 % more. In decoders, these layers
-take a fifth of the cycles. In a network that consists only of these layers, a token takes 5 % more cycles, and a prompt
-15 % more. Therefore, the export applies the rewrite only to methods that share state, such as the methods of a decoder,
-and only for the numbers of MACs in ``_ROWS_PER_GROUP``.
+Measured: the weights of a model of SmolLM2's shape take 161 MiB instead of 261 MiB. The cost: a token takes 0.9 % more
+cycles, because of padding, and a prompt of 32 tokens takes 1.2 % more. In decoders, these layers take a fifth of the
+cycles. In a network that consists only of these layers, a token takes 5 % more cycles, and a prompt 15 % more.
+Therefore, the export applies the rewrite only to methods that share state, such as the methods of a decoder, and only
+for the numbers of MACs in ``_ROWS_PER_GROUP``.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ aten = torch.ops.aten
 _ROWS_PER_GROUP = {256: 16}
 #: Minimum number of elements of a weight: for smaller weights, the padding takes about as long as the layer.
 _MIN_WEIGHT_ELEMENTS = 1 << 16
-#: Input channels in a block. A weight with at most this many input channels is a single block in their direction. Its
-#: encoded order is then the same for every block size of output channels, so methods share it without this rewrite.
+#: Input channels in a block. A weight with at most this many input channels has one block along them. Its encoded order
+#: is then the same for every block size of output channels, so methods share it without this rewrite.
 _INPUT_CHANNEL_BLOCK = 64
 
 
