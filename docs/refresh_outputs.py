@@ -6,8 +6,9 @@
 
 A ``text`` block that directly follows a ``python`` or ``bash`` block is the output of that block. A line ``...`` in the
 ``text`` block stands for omitted lines of the output. The lines before the first ``...`` are the first lines of the
-output, the lines after the last ``...`` are its last lines. Equally many lines of the output replace the lines between
-two ``...``: the first is the output line whose words are most similar to the first replaced line.
+output, the lines after the last ``...`` are its last lines. If n lines are between two ``...``, n consecutive lines of
+the output replace them. The first of these output lines is the one whose words are most similar to the first of the n
+replaced lines.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Handwritten digits: train a network, export it for an Arm NPU and measure the accuracy of the program.
 
 Trains a small convolutional network on scikit-learn's digits (1,797 scans of 8x8 pixels), exports it with a
-recipe and prints the report. Then it loads the programs from their files and runs them on the test images, in
-ExecuTorch's runtime on this machine. ``make demo`` runs this script. Environment variables select another target:
-``RECIPE`` (a name of ``ArmRecipeType``; default: ETHOSU_U85_INT8) and ``MACS`` (Ethos-U only; default: 256,
-128 on U55).
+recipe, and also for TOSA and VGF. Prints the report of the first export. Then it loads the programs from their files
+and runs them on the test images, in ExecuTorch's runtime on this machine. ``make demo`` runs this script. Environment
+variables select another recipe for the first export: ``RECIPE`` (a name of ``ArmRecipeType``; default:
+ETHOSU_U85_INT8) and ``MACS`` (Ethos-U only; default: 256, 128 on U55).
 """
 
 from __future__ import annotations
