@@ -227,7 +227,7 @@ def _scalar_constants(module: GraphModule) -> dict[Node, Tensor]:
 
 def _mutates_first_argument(user: Node, node: Node) -> bool:
     overload = overload_of(user.target)
-    return overload is not None and overload._schema.is_mutable and user.args[0] is node
+    return overload is not None and overload._schema.is_mutable and user.args[:1] == (node,)
 
 
 def _dtype(node: Node) -> torch.dtype | None:

@@ -217,20 +217,20 @@ def _lower_all(
         cannot be lowered or quantized.
     """
     by_precision: dict[str, list[QuantizedProgram]] = {}
-    failures: dict[str, str] = {}
+    failures: dict[tuple[str, str], str] = {}  # (precision, hardware family) -> message
     lowered: list[LoweredProgram | str] = []
     quantized: list[QuantizedProgram | str] = []
     for configuration in requested:
         name, target = configuration.precision, configuration.spec.target
         programs = by_precision.setdefault(name, [])
         fitting: QuantizedProgram | str | None = next((each for each in programs if each.is_valid_for(target)), None)
-        fitting = fitting or failures.get(name)
+        fitting = fitting or failures.get((name, target.family))
         if fitting is None:
             try:
                 fitting = QuantizedProgram(program, samples, configuration.make_export_recipe())
                 programs.append(fitting)
             except (ArmBackendError, ExportError) as error:
-                fitting = failures[name] = str(error)
+                fitting = failures[name, target.family] = str(error)
         quantized.append(fitting)
         lowered.append(fitting if isinstance(fitting, str) else fitting.lower(target))
     return lowered, quantized
