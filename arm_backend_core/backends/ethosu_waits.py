@@ -80,7 +80,7 @@ def insert_waits(stream: bytes) -> tuple[bytes, list[int]]:
             maps = list_feature_map_registers(number)
             kernels = [*kernels[-1:], list(kernel_accesses(registers, maps))]
             is_chain = for_u85 and any(npu.is_chained(registers[precision]) for *_, precision, _ in maps)
-            # Vela 5.2 lets chains start early, depending on what each of their operations reads; 5.1 does not.
+            # Vela 5.1 makes every chain wait. Vela 5.2 lets some chains start before the previous kernel ends.
             must_wait = number == _RESIZE or is_chain
             if len(kernels) > 1 and not must_wait:
                 has_gaps = number != ELEMENTWISE_COMMAND and _stride_exceeds_window(registers)
