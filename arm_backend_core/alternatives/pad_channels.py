@@ -47,7 +47,7 @@ def pad_input_channels(op: Op, rewriter: Rewriter, *, choose_channels: ChooseCha
 def _round_up_to_weight_blocks(op: Op, hardware: Hardware) -> int:
     """Return the number of input channels, rounded up to whole weight blocks.
 
-    It is rounded only on U55 and U65, for int8 images of one pixel and at least ``_MIN_WEIGHTS`` weights.
+    The number is rounded only on U55 and U65, for int8 images of one pixel and at least ``_MIN_WEIGHTS`` weights.
     """
     x, weight = op.inputs[:2]
     is_one_pixel = x.shape[1:3] == (1, 1) and x.dtype is DType.INT8

@@ -93,7 +93,7 @@ class _Decomposer:
 
     Attributes:
         quantized: whether the program is going to be quantized.
-        fragments: cache of traces; None: PyTorch cannot trace the operator; ``Unsupported``: it refuses the operands.
+        fragments: cache. None: PyTorch cannot trace the operator. ``Unsupported``: the decomposition refuses operands.
         in_progress: operators whose fragments are being decomposed. Inside its own fragment, an operator is kept.
     """
 

@@ -14,7 +14,7 @@ wait in these cases:
 - It reads the previous kernel's result with another layout, or not from the start of a row.
 - It reads that result in windows with gaps between them: the stride exceeds the window size. Vela assumes no gaps.
 - It reads that result, and its two inputs are adjacent or overlapping memory. Vela considers only one of the inputs.
-- It belongs to a chain (U85): kernels that pass feature maps to each other outside memory.
+- It belongs to a chain (U85): kernels that pass feature maps to each other without writing them to memory.
 - It is a RESIZE. Vela assumes that it reads as many rows and columns as it writes.
 """
 
