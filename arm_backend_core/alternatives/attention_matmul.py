@@ -15,9 +15,11 @@ def multiply_per_head(op: Op, rewriter: Rewriter) -> Value | None:
     """Replace a batched MATMUL and its RESCALE by one MATMUL and RESCALE for each head.
 
     ``op`` is the RESCALE, or the TRANSPOSE that merges the heads. Bit-exact: a batched MATMUL computes the same sums
-    for each matrix. A CONCAT joins the heads along the batch, or along channels if ``op`` is the TRANSPOSE. If a
-    convolution computes an operand, it is split into one convolution for each head. If the operand is transposed to
-    [D, T], a TRANSPOSE follows each convolution. It cancels with the TRANSPOSE that Vela inserts before the MATMUL.
+    for each matrix. A CONCAT joins the heads along the batch, or along channels if ``op`` is the TRANSPOSE.
+
+    If a convolution computes an operand, this convolution is split into one convolution for each head. If the operand
+    is the transposed result [D, T] of the convolution, a TRANSPOSE follows each of the new convolutions. Vela inserts
+    another TRANSPOSE before the MATMUL, and the two cancel.
 
     Attention with 2 heads of 64 channels on 32 tokens, int8, U85-256: the product with the keys takes 8,832 instead of
     11,520 cycles, and the product with the values 11,872 instead of 15,040. On U55, the rewrite costs more than it
@@ -91,7 +93,7 @@ def _match_matmul_to_transpose(op: Op, rewriter: Rewriter) -> Region | None:
     if last is None or rewriter.builder.target.hardware.splits_matmuls or columns <= rows:
         return None
     after = collect_neighbors(last, rewriter, (), ("RESHAPE", "TRANSPOSE"))
-    if any(step.kind == "TRANSPOSE" for step in after):  # both TRANSPOSEs would remain: no later pass merges them
+    if any(step.kind == "TRANSPOSE" for step in after):  # no later pass merges it with the new TRANSPOSE
         return None
     return Region([*collect_neighbors(op, rewriter, ("RESHAPE", "TRANSPOSE", "CONCAT"), ()), *after], ((last,),))
 
@@ -107,8 +109,8 @@ def _match_per_head(op: Op, rewriter: Rewriter) -> Region | None:
     ):  # Vela may need many operations for a TRANSPOSE of the concatenation
         return None
     last = transposes[0] if len(transposes) == 1 else last
-    # The region includes the producers of the operands: Vela lets a producer write directly into a CONCAT, but would
-    # copy an input of the region.
+    # The region includes the producers of the operands. Vela lets a producer write directly into a CONCAT. An input of
+    # the region has no producer there, so the estimate would include a copy that the whole graph does not need.
     before = collect_neighbors(op, rewriter, ("RESHAPE", "TRANSPOSE", "CONCAT", "RESCALE"), ())
     convs = [conv for step in before for x in step.inputs if (conv := producer(x, "CONV2D")) is not None]
     read = collect_neighbors(last, rewriter, (), ("RESHAPE",))

@@ -52,7 +52,8 @@ def _match_selection(value: Value) -> tuple[Value, Array] | None:
 
     Returns:
         The source, and the source channel of each channel of ``value``. None in these cases: there is no data movement;
-        it has no effect; pixels select different channels or read other pixels; the source is not int8 or is too large.
+        the data movement does not change the channels; different pixels select different channels; a pixel reads
+        another pixel; the source is not int8 or is too large.
     """
     x, steps = trace_back(value, lambda step: step.kind in INJECTIVE_MOVEMENT)
     if not steps or x.dtype is not DType.INT8 or x.size > _MAX_ELEMENTS or x.rank < 2:
@@ -76,9 +77,10 @@ def _square_sides(pixels: int) -> tuple[int, int]:
 def _match_region(op: Op, rewriter: Rewriter) -> Region | None:
     """Match a TRANSPOSE, or a SLICE of one channel, with the adjacent data movement and the convolutions that follow.
 
-    A RESHAPE that splits the channels and a SLICE of one channel are a strided slice of channels. There are three
-    candidates: fold the selection into the weights of all convolutions; emit a 1x1 convolution before them; rewrite the
-    operator itself and the first data movement after it.
+    A RESHAPE that splits the channels and a SLICE of one channel together are a strided slice of channels. There are
+    three candidates. The first folds the selection into the weights of all convolutions. The second emits a 1x1
+    convolution before them. The third replaces ``op`` by a 1x1 convolution, and the first data movement after ``op``
+    by another.
     """
     is_candidate = op.kind == "TRANSPOSE" or (op.output.shape[-1] == 1 and op.inputs[0].shape[-1] > 1)
     if not is_candidate or _match_selection(op.output) is None:

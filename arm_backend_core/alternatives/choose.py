@@ -179,7 +179,10 @@ def _structural_key(ops: Sequence[Op]) -> Hashable:
 
 
 def _match_regions(graph: Graph, target: Target, alternative: Alternative) -> Iterator[Region]:
-    """Yield the regions that an alternative matches, except those that rewrite an operator of an earlier region."""
+    """Yield the regions that an alternative matches.
+
+    A region is omitted if it would rewrite an operator that an earlier region rewrites, too.
+    """
     rewriter, seen, match = Rewriter(graph, target), set[Op](), alternative.match_region
     if is_rewrite_traced():
         match = partial(trace_rule, f"alternative '{alternative.name}'", match)

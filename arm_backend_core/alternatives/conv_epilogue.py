@@ -36,7 +36,11 @@ def match_epilogue(op: Op, rewriter: Rewriter) -> list[Op]:
 
 
 def trace_epilogue(op: Op, kind: str) -> list[Op]:
-    """Follow first inputs from ``op`` back to an operator of this ``kind``; return this chain in execution order."""
+    """Follow the first input of each operator from ``op`` back to an operator of this ``kind``.
+
+    Returns:
+        The operators on this path, in execution order.
+    """
     source, steps = trace_back(op.output, lambda step: step.kind != kind)
     assert source.producer is not None
     return [source.producer, *steps]
@@ -47,7 +51,7 @@ def collect_readers(last: Op, rewriter: Rewriter) -> list[Op]:
 
     The CONV2Ds that read any of these, and the RESCALEs of the CONV2Ds, are collected too. If a region ended at
     ``last``, its result would be an output of the region. Vela stores outputs in another memory layout than
-    intermediate tensors, for which it estimates twice the cycles.
+    intermediate tensors, and estimates twice the cycles for this layout.
     """
     readers = collect_neighbors(last, rewriter, (), ("CONCAT", "RESCALE", *ACTIVATIONS))
     convs = [reader for step in readers for reader in rewriter.users(step.output) or () if reader.kind == "CONV2D"]

@@ -1,4 +1,4 @@
-"""Deferred tuning: record graphs before alternatives are chosen, so that a sweep can choose per NPU configuration."""
+"""Deferred tuning: record graphs before alternatives are chosen, so that a sweep chooses for each NPU configuration."""
 
 from __future__ import annotations
 

@@ -26,9 +26,9 @@ def split_int16_rows(op: Op, rewriter: Rewriter) -> Value | None:
     weights is added to the bias. Per-channel scales become a MUL of INT32 with a common shift, which rounds as RESCALE
     does: (sum * multiplier + half) >> shift.
 
-    The rewrite applies to large linear layers of one pixel on a small NPU (``_is_slow_in_int16``) with constant weights
-    and bias, whose only reader is a RESCALE that rounds once. INT32 must hold the multipliers and, for any input, the
-    sums and the scaled sums.
+    The rewrite applies to large linear layers of one pixel on a small NPU (``_is_slow_in_int16``). The weights and the
+    bias must be constant. The only reader of the CONV2D must be a RESCALE that rounds once. INT32 must hold the
+    multipliers and, for any input, the sums and the scaled sums.
     """
     b, conv = rewriter.builder, producer(op.inputs[0], "CONV2D")
     if conv is None or not _is_slow_in_int16(conv, b.target) or not rewriter.has_one_use(conv.output):

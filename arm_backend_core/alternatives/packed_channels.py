@@ -19,7 +19,7 @@ _MIN_BYTES = 16 << 10
 _MIN_GAIN = 1.5
 #: Maximum width, and maximum number of channels, of the packed shape.
 _MAX_WIDTH = 4096
-#: Minimum number of operators in a chain. Fewer save less memory than the RESHAPEs at its ends cost.
+#: Minimum number of operators in a chain. For a shorter chain, the RESHAPEs at its ends cost more than packing saves.
 _MIN_OPERATORS = 4
 _MOVEMENT = frozenset(
     ("CONCAT", "GATHER", "IDENTITY", "PAD", "RESHAPE", "REVERSE", "SCATTER", "SLICE", "TILE", "TRANSPOSE")
@@ -77,9 +77,9 @@ def _match_chain(op: Op, rewriter: Rewriter) -> Region | None:
 def _is_packable(op: Op, shape: tuple[int, ...]) -> bool:
     """Whether ``op`` is elementwise, and each operand has the result's shape or one element.
 
-    Any other operator, such as a convolution or a sum that broadcasts, excludes the whole chain. Vela fuses a RESCALE
-    with the operator before or after it, and the workarounds of Vela's bugs match a RESCALE together with that
-    operator. No RESHAPE may come between them.
+    Any other operator, such as a convolution or a sum that broadcasts, excludes the whole chain. Otherwise, a RESHAPE
+    could come between a RESCALE and the operator with which Vela fuses it. The RESHAPE would prevent this fusion. It
+    would also hide the two operators from the workarounds of Vela's bugs, which match them together.
     """
     if op.kind not in ELEMENTWISE or op.attrs.get("per_channel") or op.output.shape != shape:
         return False

@@ -45,7 +45,10 @@ def pad_input_channels(op: Op, rewriter: Rewriter, *, choose_channels: ChooseCha
 
 
 def _round_up_to_weight_blocks(op: Op, hardware: Hardware) -> int:
-    """Return the number of input channels, rounded up to whole weight blocks: U55 and U65, int8 images of one pixel."""
+    """Return the number of input channels, rounded up to whole weight blocks.
+
+    The number is rounded only on U55 and U65, for int8 images of one pixel and at least ``_MIN_WEIGHTS`` weights.
+    """
     x, weight = op.inputs[:2]
     is_one_pixel = x.shape[1:3] == (1, 1) and x.dtype is DType.INT8
     gains = hardware.pads_weight_blocks and is_one_pixel and weight.size >= _MIN_WEIGHTS
@@ -53,7 +56,10 @@ def _round_up_to_weight_blocks(op: Op, hardware: Hardware) -> int:
 
 
 def _avoid_slow_channels(op: Op, hardware: Hardware) -> int:
-    """Return the first number of channels above ``Hardware.slow_input_channels``, for few pixels."""
+    """Return the first number of channels above ``Hardware.slow_input_channels``, if ``op`` has few pixels.
+
+    If ``op`` has more pixels, few weights, or no slow number of channels, return its present number.
+    """
     x, weight = op.inputs[:2]
     is_small = x.shape[1] * x.shape[2] <= _MAX_SLOW_PIXELS and weight.size >= _MIN_SLOW_WEIGHTS
     return hardware.slow_input_channels.stop if is_small and x.shape[3] in hardware.slow_input_channels else x.shape[3]

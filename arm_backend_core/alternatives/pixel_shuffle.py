@@ -44,7 +44,7 @@ _MAX_CHANNELS = 512
 class _ShuffleLayout(NamedTuple):
     """The convolutions and how their results are assembled.
 
-    ``axis_factors`` explains factors of dimensions.
+    The module ``axis_factors`` explains factors of dimensions.
 
     Attributes:
         image: shape [N, H, W] of each convolution's result.
@@ -130,7 +130,10 @@ def _image_shape(conv: Op, pixels: Sequence[int], above: int) -> tuple[int, ...]
 
 
 def _match_convolution(op: Op, rewriter: Rewriter) -> Region | None:
-    """Match the region, including an activation after the data movement. Vela fuses it into each convolution."""
+    """Match the convolution, its epilogue, the data movement, and an activation after the data movement.
+
+    The rewrite applies this activation to the result of each convolution. Vela then fuses it with the convolution.
+    """
     path = match_epilogue(op, rewriter)
     accepted_kinds = {*MOVEMENT_KINDS, *(ACTIVATIONS if path[-1].kind not in ACTIVATIONS else ())}
     while (

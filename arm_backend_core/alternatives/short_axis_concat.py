@@ -17,7 +17,7 @@ _MIN_ELEMENTS = 512
 
 
 def transpose_concat(op: Op, rewriter: Rewriter) -> Value | None:
-    """Replace a CONCAT of k values [N, c] to [N, k * c] by the TRANSPOSE of their CONCAT [k, N, c] to [N, k, c].
+    """Replace a CONCAT of k values [N, c] to [N, k * c] by a CONCAT to [k, N, c] and a TRANSPOSE to [N, k, c].
 
     CONCAT takes 8 cycles for each of the k * N copied rows. On U85, ``emit_lowered_transpose`` emits a TRANSPOSE of few
     long rows as a convolution, which takes 1/4 cycle for each element. Two values [8192, 1] (int8) on U85-256: 131,274

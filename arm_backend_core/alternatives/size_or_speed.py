@@ -1,9 +1,10 @@
 """Optimization goal of Vela (``--optimise``): ``"auto"`` compiles for performance and for size, and keeps the better.
 
 The two results are the performance program and the size program. Large flatbuffers are compiled for size only if the
-performance program exceeds the SRAM. ``"auto"`` also compiles with arena limits if the performance program exceeds the
-SRAM, or if the size program needs much less RAM but is slow. ``"ram"`` searches for the program with the least RAM.
-Both searches are in ``memory_reduction.vela_configuration_search``.
+performance program exceeds the SRAM. ``"auto"`` also compiles with arena limits (smaller values of Vela's option
+``--arena-cache-size``) if the performance program exceeds the SRAM, or if the size program needs much less RAM but is
+slow. ``"ram"`` searches for the program with the least RAM. Both searches are in
+``memory_reduction.vela_configuration_search``.
 
 When Vela optimises for size, it computes layers in stripes of rows. SRAM then holds only a part of each intermediate
 tensor. Weights outside of SRAM are read again for each stripe. On U85, Vela also encodes weights in fewer bytes.

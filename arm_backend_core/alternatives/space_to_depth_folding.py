@@ -29,7 +29,7 @@ from arm_backend_core.tosa.passes.transpose_lowering import lower_transpose
 class _SpaceToDepthLayout(NamedTuple):
     """How a convolution can read the tensor before the data movement.
 
-    ``axis_factors`` explains factors of dimensions.
+    The module ``axis_factors`` explains factors of dimensions.
 
     Attributes:
         image: shape [N, H, W] of the tensor, where H and W count patches.

@@ -22,7 +22,7 @@ _MAX_ELEMENTS = 1 << 22
 
 
 def transpose_slices(op: Op, rewriter: Rewriter) -> Value | None:
-    """Replace a CONCAT by a TRANSPOSE if its operands, strided SLICEs of one value, contain each element exactly once.
+    """Replace a CONCAT of strided SLICEs of one value by a TRANSPOSE, if they contain each element exactly once.
 
     For example, CONCAT(x[0::2], x[1::2]) is the TRANSPOSE of [N / 2, 2] to [2, N / 2]. Vela copies every SLICE before a
     CONCAT. The copy of a strided element takes 8 cycles. The focus layer of YOLOv5 (3x96x96 to 12x48x48, int8) and two

@@ -1,7 +1,7 @@
 """TRANSPOSE on Ethos-U85: merged dimensions, or a sequence of TRANSPOSEs.
 
 Vela compiles a TRANSPOSE to NPU operations, which take 0.6 to 100 cycles per element. A permutation of three dimensions
-is one operation. Other permutations take one operation for each element of the leading dimensions. Examples:
+is one operation. Other permutations take one operation for each index of the leading dimensions. Examples:
 
 * attention heads of many networks, [1, 49, 3, 6, 32] to [3, 1, 6, 49, 32]: 27.9 cycles per element, 4.4 without the
   dimension of size 1, 0.6 as [49, 18, 32] to [18, 49, 32];

@@ -68,8 +68,9 @@ def _emit_like(op: Op, x: Value, b: Builder) -> Value:
 def multiply_before_rescale(op: Op, rewriter: Rewriter) -> Value | None:
     """Insert x * 1 before a RESCALE of int16 x. Vela fuses the RESCALE with this MUL, but not with the producer of x.
 
-    The RESCALE takes 30 instead of 700 cycles on U85-256. If ``LOST_MAXIMUM_SCALE_WORKAROUND`` matches a RESCALE, it is
-    rewritten, so that ``clamp_to_dtype`` applies to the MUL: 89,303 instead of 102,252 cycles after a MAX_POOL2D.
+    The RESCALE takes 30 instead of 700 cycles on U85-256. A RESCALE of another dtype is rewritten, too, if
+    ``LOST_MAXIMUM_SCALE_WORKAROUND`` would insert a MUL before it anyway. ``clamp_to_dtype`` then applies to this MUL:
+    89,303 instead of 102,252 cycles after a MAX_POOL2D.
     """
     x, b = op.inputs[0], rewriter.builder
     workaround = LOST_MAXIMUM_SCALE_WORKAROUND
@@ -82,11 +83,13 @@ def multiply_before_rescale(op: Op, rewriter: Rewriter) -> Value | None:
 def widen_by_multiply(op: Op, rewriter: Rewriter) -> Value | None:
     """Widen the rescaled int16 result of a TABLE to int32 by x * 1 instead of a RESCALE that Vela does not fuse.
 
-    If U85 can execute the RESCALE in a chain (one channel), the RESCALE stays, with the factor 1 + 2**-30.
+    If the tensor has one channel, U85 can execute the RESCALE in a chain of operations. In this case, the RESCALE
+    stays, with the factor 1 + 2**-30.
 
-    Vela 5.1, [8, 512] with the TABLE: 15,232 instead of 22,400 cycles (U55-128). Vela 5.2 merges the RESCALE with the
-    preceding one. The TABLE then has an int32 result, which no NPU supports, so that Vela emits three TABLEs and three
-    other operations. With x * 1: 14,016 instead of 41,920 cycles (U55-128), 7,488 instead of 17,184 (U85-256).
+    The TABLE and the widening of [8, 512] take 15,232 instead of 22,400 cycles with Vela 5.1 (U55-128). Without the
+    rewrite, Vela 5.2 merges the RESCALE with the preceding one. The TABLE then has an int32 result, which no NPU
+    supports, so that Vela emits three TABLEs and three other operations. With x * 1, they take 14,016 instead of 41,920
+    cycles (U55-128), and 7,488 instead of 17,184 (U85-256).
     """
     x, b = op.inputs[0], rewriter.builder
     scaled = producer(x, "RESCALE")
@@ -127,7 +130,7 @@ def copy_constant(op: Op, rewriter: Rewriter) -> Value | None:
 
     Without the copy, the NPU reads the constant again for each row. With the copy, an operator on [64, 128] of INT32
     takes 30,880 instead of 36,864 cycles on U55-128 (Vela 5.1). Vela 5.2 counts all four bytes of an element: 33,284
-    instead of 86,016 cycles. With 5.2 on U55, the copy is cheaper from two rows on; otherwise from 64.
+    instead of 86,016 cycles. With 5.2 on U55, the copy is cheaper from two rows on; otherwise, from 64 rows on.
     """
     b = rewriter.builder
     min_rows = b.target.hardware.constant_copy_min_rows.get(b.target.vela_release, 64)

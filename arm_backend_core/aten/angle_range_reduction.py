@@ -26,7 +26,7 @@ aten = torch.ops.aten
 _DIGIT_BITS = 4  #: bits of a digit; a digit times a 27-bit fraction of a turn stays below 2**31
 #: One turn is 2**27 while digits are summed, and 2**16 in the result.
 _SUM_BITS, _PHASE_BITS = 27, 16
-#: Data movement without arithmetic. ``has_shared_qparams`` also accepts pooling and maxima.
+#: Data movement without arithmetic. ``has_shared_qparams`` is no substitute: it also accepts pooling and maxima.
 _DATA_MOVEMENT_OPS = [
     getattr(aten, name).default for name in ("unsqueeze", "view", "reshape", "expand", "permute", "clone", "cat")
 ]
@@ -114,7 +114,10 @@ class _PhaseBuilder:
         return None
 
     def _multiply_by_turns(self, node: Node, x: Node, turns: torch.Tensor) -> Node:
-        """The phases of x * ``turns``: sum over i of ((x >> 4i) & 15) * (turns * 16**i mod 1); x >> 28 is signed."""
+        """The phases of x * ``turns``: sum over i of ((x >> 4i) & 15) * (turns * 16**i mod 1).
+
+        The last digit, x >> 28, is not masked, because it has the sign of x.
+        """
         shifts = torch.arange(0, 32, _DIGIT_BITS, dtype=torch.int32)
         masks = torch.tensor([(1 << _DIGIT_BITS) - 1] * (len(shifts) - 1) + [-1], dtype=torch.int32)
         scaled_turns = torch.remainder(turns[..., None] * 2.0**shifts, 1) * (1 << _SUM_BITS)

@@ -83,7 +83,8 @@ def _find_rule(node: Node) -> Callable[..., Any] | None:
     if overload in COMPLEX_DECOMPOSITIONS:
         return COMPLEX_DECOMPOSITIONS[overload]
     record = find_record(node)
-    # Both parts get the same integer and boolean operands (indices, masks). A real floating-point operand would not.
+    # The real and the imaginary part get the same integer and boolean operands (indices, masks). This would be wrong
+    # for a real floating-point operand, because its imaginary part is 0.
     has_float_operand = any(map(is_float, node.all_input_nodes))
     if record is not None and record.kind is AnnotationKind.SHARED and is_complex(node) and not has_float_operand:
         return lambda *args, **kwargs: ComplexAsReal.from_parts(
@@ -174,7 +175,7 @@ def _partwise_rule(overload: Any, *positions: int) -> Callable[..., ComplexAsRea
 
     Args:
         overload: the operator.
-        positions: positions of the operands that are complex, or real and cast to complex.
+        positions: positions of the complex operands. A real tensor at one of them is cast to complex.
     """
 
     def rule(*args: Any, **kwargs: Any) -> ComplexAsReal:

@@ -93,8 +93,8 @@ class _Decomposer:
 
     Attributes:
         quantized: whether the program is going to be quantized.
-        fragments: cache of traces; None if PyTorch cannot trace the operator, a refusal if its decomposition refuses.
-        in_progress: operators whose fragments are being decomposed; a fragment keeps its own operator.
+        fragments: cache. None: PyTorch cannot trace the operator. ``Unsupported``: the decomposition refuses operands.
+        in_progress: operators whose fragments are being decomposed. Inside its own fragment, an operator is kept.
     """
 
     quantized: bool
@@ -181,7 +181,7 @@ class _Decomposer:
         sources: Sequence[Node],
         constants: set[Node],
     ) -> _Fragment | None:
-        """Trace ``call`` for operands with the types, shapes and strides of ``sources``; decompose the trace; cached.
+        """Return the decomposed trace of ``call`` for the types, shapes and strides of ``sources``; it is cached.
 
         Args:
             module: the module of ``sources``.
@@ -363,7 +363,7 @@ def _signature(value: Any) -> _Signature | None:
 
 
 def _match_traced_layout(node: Node, outputs: Any) -> Any:
-    """Make ``outputs`` contiguous if they replace contiguous results, because views of the results were traced so."""
+    """Make ``outputs`` contiguous if they replace contiguous results: views of the results rely on this layout."""
     if isinstance(outputs, (tuple, list)):
         return [_make_contiguous(x, traced) for x, traced in zip(outputs, node.meta["val"], strict=True)]
     return _make_contiguous(outputs, node.meta["val"])

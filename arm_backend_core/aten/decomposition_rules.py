@@ -92,10 +92,11 @@ def _has_computed_weight(node: Node, constants: Container[Node]) -> bool:
 
 
 def uses_pytorch_decomposition(node: Node) -> bool:
-    """Whether the decomposition comes from PyTorch's table, whose operators have CPU kernels.
+    """Whether the decomposition comes from PyTorch's table.
 
-    A partial decomposition of such an operator would only be slower on the CPU. It may also contain operators that have
-    no CPU kernel.
+    The operators in this table have CPU kernels. Such an operator is decomposed only if all operators of its
+    decomposition can be lowered. Otherwise, the decomposition would be slower on the CPU than the operator itself, and
+    might contain operators without a CPU kernel.
     """
     return find_composite(node) is None and node.target in torch._decomp.decomposition_table
 

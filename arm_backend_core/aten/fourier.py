@@ -92,8 +92,8 @@ def complex_to_complex(z: ComplexAsReal, dim: Sequence[int], normalization: int,
 def complex_to_real(z: ComplexAsReal, dim: Sequence[int], normalization: int, last_dim_size: int) -> Tensor:
     """``aten._fft_c2r``, the inverse transform of a one-sided spectrum.
 
-    The sum has a factor of 2 for each frequency of the last dimension, because the spectrum omits the conjugate. The
-    factor is 1 for frequency 0 and, for even sizes, for the Nyquist frequency.
+    In the sum over the last dimension, each frequency has the factor 2, because the one-sided spectrum omits its
+    conjugate. Frequency 0 and, for even sizes, the Nyquist frequency have the factor 1, because they have no conjugate.
     """
     axes = [d % (z.data.dim() - 1) for d in dim]
     real, imaginary = _dft(z, axes[:-1], 1).parts

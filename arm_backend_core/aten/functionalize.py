@@ -119,7 +119,10 @@ def functionalize_program(program: ExportedProgram) -> ExportedProgram:
 
 
 def drop_final_copies(graph: Graph) -> None:
-    """Remove copies of computed values that only the output node reads, as new values of mutated inputs or buffers."""
+    """Remove copies of computed values if only the output node reads the copy.
+
+    Such a copy is the new value of a mutated input or buffer.
+    """
     for node in [node for node in graph.nodes if overload_of(node.target) is aten.copy.default]:
         result, source = node.meta["val"], node.args[1]
         has_same_type = (result.shape, result.dtype) == (source.meta["val"].shape, source.meta["val"].dtype)

@@ -70,7 +70,7 @@ class _HigherOrderCall:
 
     @property
     def args(self) -> Any:
-        """The arguments that follow the leading non-subgraph arguments: the subgraphs, then the operands."""
+        """The arguments from the first subgraph on: the subgraphs, then the operands."""
         return self.node.args[INLINE_RULES[self.node.target][0] :]
 
     @property

@@ -48,7 +48,7 @@ class _Windows:
 
 
 def rewrite_local_response_norms(module: GraphModule) -> None:
-    """Rewrite averages over windows of channels to convolutions, and divisions by a power of them to products.
+    """Rewrite averages over windows of channels to convolutions, and divisions by powers of averages to products.
 
     The divisor of such a division is (k + alpha * average)**beta. A division is rewritten only if the average is an
     average of squares, and k, alpha and beta are positive.

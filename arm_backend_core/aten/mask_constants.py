@@ -169,7 +169,7 @@ class _MaskBounder:
         source = bounded if is_maximum else self._bound_maximum(operand, x, bounded)
         if source is operand:
             return node
-        with self._graph.inserting_after(node):  # after its other operands, such as an index
+        with self._graph.inserting_after(node):  # not after ``source``: an index may follow it
             copy = self._graph.create_node("call_function", node.target, (source, *node.args[1:]), dict(node.kwargs))
         copy.meta = dict(node.meta)
         return copy

@@ -55,7 +55,7 @@ def zero_masked_rows(module: GraphModule) -> None:
 
 
 def _group_nan_replacements(node: Node) -> dict[float, list[Node]]:
-    """Group the readers by the number for NaN, as {0.0: [reader, ...]}; empty if one is not a ``nan_to_num``."""
+    """Group the readers by the number that replaces NaN: {0.0: [reader, ...]}; empty if one is not a ``nan_to_num``."""
     groups: dict[float, list[Node]] = {}
     for user in node.users:
         if user.target is not aten.nan_to_num.default:
@@ -65,7 +65,7 @@ def _group_nan_replacements(node: Node) -> dict[float, list[Node]]:
 
 
 def _fill_masked_rows(weights: Node, rows: Node, number: float, readers: list[Node], *, is_last: bool) -> None:
-    """Replace ``rows`` of the attention weights by ``number``, for ``readers``.
+    """Let ``readers`` read attention weights in which ``rows`` are replaced by ``number``.
 
     If the only reader of the weights is a matrix product, the rows of the product are replaced instead, for all readers
     of the product.
@@ -82,7 +82,7 @@ def _fill_masked_rows(weights: Node, rows: Node, number: float, readers: list[No
 
 
 class _MaskFinder:
-    """Finds which elements of a tensor are -inf because of a mask, as a boolean node."""
+    """For a tensor, finds the boolean node that is true where the tensor is -inf because of a mask."""
 
     def __init__(self, module: GraphModule) -> None:
         self._module = module
@@ -138,7 +138,8 @@ class _MaskFinder:
     def _find_in_bounded_mask(self, x: Node) -> Node | None:
         """The boolean mask of a float mask that ``attention`` has clamped to ``QUANTIZABLE_LOWEST``.
 
-        If the float mask is an input, the program computes the boolean mask: elements of at most the bound plus 1.
+        If the float mask is an input, the program computes the boolean mask. It is true for elements of at most
+        ``QUANTIZABLE_LOWEST`` + 1.
         """
         assert isinstance(x.args[0], Node)
         mask, source = self(x.args[0]), x.args[0]

@@ -71,7 +71,7 @@ class _Rewriter:
         matrix = self.constants.value(source)
         if x.meta["val"].dim() == 1 and matrix.dim() > 2:
             return
-        if is_left:  # the slot implies the order of the operands, which the rewrite exchanges
+        if is_left:  # the slot implies an order of the operands, and the rewrite exchanges them
             node.meta.pop(TIMESTEP_SLOT, None)
         with self.module.graph.inserting_before(node):
             result = self._insert_product(node, x, source, matrix, is_left=is_left)

@@ -20,10 +20,10 @@ def normalize_memory_formats(program: ExportedProgram) -> None:
 
 
 def _normalize_inputs(program: ExportedProgram) -> None:
-    """Make inputs contiguous or channels_last, as ExecuTorch's runtime requires; the sample may have other strides.
+    """Make inputs contiguous or channels_last, as ExecuTorch's runtime requires.
 
-    Examples of samples with other strides: transposed tensors, and ``image.permute(2, 0, 1)[None]``, whose dimension 0
-    has another stride than a channels_last tensor.
+    The sample input of the export may have other strides. Examples: transposed tensors, and
+    ``image.permute(2, 0, 1)[None]``, whose dimension 0 has another stride than a channels_last tensor.
     """
     user_inputs = set(program.graph_signature.user_inputs)
     for node in program.graph.find_nodes(op="placeholder"):

@@ -48,7 +48,7 @@ _MAX_RUNS = 256  #: maximum number of SLICEs that replace the gathers on targets
 #: element takes 78 cycles on U55-128, which has no comparison, and 3 on U85-256. The CPU takes a few cycles for each
 #: element of the source.
 _MAX_PAIRS_WITHOUT_COMPARISON, _MAX_PAIRS_ON_NPU, _MAX_PAIRS = 1 << 13, 1 << 16, 1 << 18
-_PRODUCTS_PER_PAIR = 64  #: products of a quantized one-hot matrix that take the time of one mask element
+_PRODUCTS_PER_PAIR = 64  #: this many products with a quantized one-hot matrix take the time of one mask element
 
 
 def rewrite_scatter_adds(
@@ -94,9 +94,9 @@ class _ScatterAdd:
         indices: position of each row, not negative, [rows]; None if they are computed at run time.
         rows: number of rows.
         shape: shape to which ``source`` is expanded before it is reshaped to [leading, rows, trailing].
-        leading: number of elements of the dimensions before the indexed ones.
+        leading: product of the sizes of the dimensions before the indexed ones.
         positions: number of positions.
-        trailing: number of elements of the dimensions after the indexed ones.
+        trailing: product of the sizes of the dimensions after the indexed ones.
         alpha: factor of the rows.
         has_mask_per_element: True if the decomposition has a mask for each element of a row, not one mask for the row.
     """

@@ -53,8 +53,8 @@ def compile_ethosu(
         delegate: name of the delegate, for errors and files.
         find_operator: maps Vela's message to an ATen operator and source line.
         unused_inputs: inputs that no operator reads, see ``CompileRequest``. Vela omits them. This function adds them
-            to the payload, because ExecuTorch's runtime copies them like the other inputs. Their memory follows the
-            other inputs'. In Direct Drive programs, they have no address.
+            to the payload, because ExecuTorch's runtime copies them like the other inputs. In the scratch, they follow
+            the other inputs. In Direct Drive programs, they have no address.
         input_bytes, output_bytes: bytes of each input and output, see ``CompileRequest``.
         timeout: seconds after which Vela is stopped; None disables it.
         run_vela: is called instead of ``vela.compile_tosa``, for example to return a cached result. Takes flatbuffer,
@@ -86,8 +86,8 @@ def compile_ethosu(
     prefetch_weights(vela_result, spec.configuration)
     vela_result["command_stream"], waits = insert_waits(vela_result["command_stream"])
     estimates = _make_estimates(vela_result, spec, _make_layers(vela_result["tables"], waits))
-    # Tensors in SRAM are in region 2 if the program has fast scratch, otherwise in region 1 (scratch), as all other
-    # tensors. In Direct Drive programs, inputs and results have separate regions.
+    # If the program has fast scratch, tensors in SRAM are in region 2. All other tensors are in region 1 (scratch). In
+    # Direct Drive programs, inputs and results have separate regions.
     has_fast_scratch = vela_result["scratch_fast"][0] > 0
     allocations = [(1 + (has_fast_scratch and x.memory == "Sram"), x.address, x.bytes) for x in estimates.placed]
     allocations += [(region, first, prod(shape) * size) for shape, size, first, region in vela_result["outputs"]]

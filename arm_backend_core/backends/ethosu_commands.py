@@ -12,8 +12,9 @@ KERNEL_COMMANDS = (2, 3, 5, 6, 7)
 #: Numbers of the registers of a DMA: source region, destination region, source address, destination address, length.
 DMA_REGISTERS = (304, 305, 0x430, 0x431, 0x432)
 #: Numbers of the registers of IFM, OFM and IFM2, one row each: base of tile 0, stride x, width of tile 0 minus 1,
-#: region, precision, depth minus 1. The next numbers of a series follow: bases of tiles 1 to 3, stride y and stride of
-#: bricks, heights of tiles 0 and 1 minus 1. IFM2 has no depth register; its row has the OFM's.
+#: region, precision, depth minus 1. Further registers have the next higher numbers: bases of tiles 1 to 3 after the
+#: base of tile 0; stride y and the stride of bricks after stride x; heights of tiles 0 and 1, each minus 1, after the
+#: width of tile 0. IFM2 has no depth register; its row has the OFM's.
 FEATURE_MAP_REGISTERS = (
     (0x400, 0x404, 266, 271, 261, 260),
     (0x410, 0x414, 282, 287, 276, 275),
@@ -26,7 +27,7 @@ _PRODUCTS = {0: "U55", 1: "U65", 2: "U85"}
 
 
 def is_u85(stream: bytes) -> bool:
-    """Whether a stream is for an Ethos-U85: a Direct Drive stream, or a stream with this product number in its header.
+    """Whether a stream is for an Ethos-U85: a Direct Drive stream, or a stream whose header has product number 2.
 
     Raises:
         ValueError: the header has another product number than those of ``_PRODUCTS``.

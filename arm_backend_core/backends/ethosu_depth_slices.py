@@ -118,7 +118,10 @@ def slice_convolutions(
 
 
 def _find_convolutions(vela_result: dict[str, Any], word_indices: Set[int]) -> dict[int, _Convolution]:
-    """Find the convolutions that can be split, by word index: on one core, with constants that no other one reads."""
+    """Find the convolutions that can be split, by word index.
+
+    They run on one core, and no other kernel reads their weights and scales.
+    """
     registers, found, readers = defaultdict[int, int](int), dict[int, _Convolution](), defaultdict[int, int](int)
     constants = vela_result["weight_region"] << 32
     for word_index, number, value in decode_commands(vela_result["command_stream"]):

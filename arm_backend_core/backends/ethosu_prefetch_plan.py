@@ -244,8 +244,8 @@ class PrefetchPlanner:
 def _first_free_slot(busy: np.ndarray, reader: int) -> np.ndarray:
     """For each granule, the first slot in which a DMA may write it; ``reader`` if the copy cannot use the granule.
 
-    The DMA starts after the first kernel of its slot, and ends before ``reader`` runs. The granule must be free from
-    the slot before the DMA's until ``_IN_FLIGHT`` slots after ``reader``.
+    The DMA's command follows the command of a kernel of its slot. The DMA ends before ``reader`` runs. Kernels overlap,
+    so the granule must be free from the slot before the DMA's slot, through ``_IN_FLIGHT`` slots after ``reader``.
     """
     import numpy as np
 

@@ -14,7 +14,7 @@ wait in these cases:
 - It reads the previous kernel's result with another layout, or not from the start of a row.
 - It reads that result in windows with gaps between them: the stride exceeds the window size. Vela assumes no gaps.
 - It reads that result, and its two inputs are adjacent or overlapping memory. Vela considers only one of the inputs.
-- It belongs to a chain (U85): kernels that pass feature maps to each other outside memory.
+- It belongs to a chain (U85): kernels that pass feature maps to each other without writing them to memory.
 - It is a RESIZE. Vela assumes that it reads as many rows and columns as it writes.
 """
 
@@ -80,7 +80,7 @@ def insert_waits(stream: bytes) -> tuple[bytes, list[int]]:
             maps = list_feature_map_registers(number)
             kernels = [*kernels[-1:], list(kernel_accesses(registers, maps))]
             is_chain = for_u85 and any(npu.is_chained(registers[precision]) for *_, precision, _ in maps)
-            # Vela 5.2 lets chains start early, depending on what each of their operations reads; 5.1 does not.
+            # Vela 5.1 makes every chain wait. Vela 5.2 lets some chains start before the previous kernel ends.
             must_wait = number == _RESIZE or is_chain
             if len(kernels) > 1 and not must_wait:
                 has_gaps = number != ELEMENTWISE_COMMAND and _stride_exceeds_window(registers)

@@ -120,7 +120,11 @@ def add_tensor_row(vela_result: dict[str, Any], layer: str, address: int, length
 def _update_tables_if_profitable(
     vela_result: dict[str, Any], const_memory: str, layers: list[str], length: int
 ) -> bool:
-    """If that saves over ``length`` cycles, move weight reads of ``layers`` to SRAM in the tables; return whether."""
+    """Move the weight reads of ``layers`` from flash to SRAM in Vela's tables, if that saves over ``length`` cycles.
+
+    Returns:
+        Whether the tables were changed.
+    """
     header, rows = vela_result["tables"]["perf"]
     uses = [vela_result["memories"][name] for name in (const_memory, "Sram")]
     const_cycles, sram_cycles = (round(length * use["cycles"] / max(use["read"] + use["written"], 1)) for use in uses)

@@ -28,7 +28,7 @@ PLANNED_SCRATCH_KEYS = (PLANNED_SCRATCH_ARGUMENT_KEY, PLANNED_SCRATCH_END_KEY)
 _BLOCK_HEADER = struct.Struct("<16sIB11s")
 _ALIGNMENT = 16
 _IO_RECORD = struct.Struct("<9i")
-#: Vela's address of an unallocated tensor. The stream contains -1.
+#: Vela's address of an unallocated tensor. The payload contains -1 instead.
 _UNALLOCATED = (1 << 64) - 1
 
 
@@ -68,9 +68,9 @@ class PlannedScratch:
     """The scratch of an Ethos-U delegate in the planned memory with ``mem_id`` 1.
 
     Attributes:
-        argument: index into the list of the delegate's inputs, followed by its outputs. The memory plan puts this
-            tensor into the scratch, at the offset that Vela chose. The runtime computes the address of the scratch from
-            the tensor's address.
+        argument: index of an input or output of the delegate, in a list of all inputs and then all outputs. The memory
+            plan puts this tensor into the scratch, at the offset that Vela chose. The runtime computes the address of
+            the scratch from the tensor's address.
         end: offset of the end of the scratch in the planned memory, in bytes. If the delegate is called several times,
             each call has its own scratch, and ``end`` is the largest of the calls' ends.
     """

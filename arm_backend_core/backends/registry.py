@@ -24,8 +24,8 @@ class CompileRequest:
         find_operator: finds the ATen operator and source line that a compiler's message is about.
         graph: the TOSA graph that the flatbuffer was written from; None if only the flatbuffer is known.
         unused_inputs: {index of an input that no operator reads: (number of elements, bytes per element)}.
-        input_bytes: bytes of each input, which the compiled program must have too. None: not checked.
-        output_bytes: bytes of each output, which the compiled program must have too. None: not checked.
+        input_bytes: expected bytes of each input of the compiled program. None: not checked.
+        output_bytes: expected bytes of each output of the compiled program. None: not checked.
     """
 
     flatbuffer: bytes

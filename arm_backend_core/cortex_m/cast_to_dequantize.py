@@ -77,7 +77,7 @@ def _to_int8(source: Node, reader: Node, emit: Emitter) -> Node:
     bits = emit.call(aten._to_copy.default, source, dtype=torch.int8, memory_format=torch.contiguous_format)
     if value.dtype is torch.int8:
         return bits
-    # Entry i is for the integer i - 128, and has its bits with the highest bit flipped.
+    # Entry i is the result for the integer i - 128: this integer with its highest bit flipped.
     flipped = np.roll(np.arange(-UINT8_OFFSET, UINT8_OFFSET), UINT8_OFFSET).astype(np.int8)
     return emit.call_kernel("quantized_activation", bits, emit.constant(flipped, "table"))
 

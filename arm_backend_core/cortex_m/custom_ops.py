@@ -3,8 +3,8 @@
 PyTorch's registry accepts one definition per name. The module with ExecuTorch's definitions of ``cortex_m`` imports
 ExecuTorch's whole backend. Therefore, ATen programs use operators of another namespace. These operators have no scratch
 tensors, which exist only in edge programs. This module does not register the edge operators, but gives them a schema
-and a function, which ExecuTorch's passes and emitter need. ``torch.ops`` returns them until ExecuTorch's definitions
-are registered.
+and a function, which ExecuTorch's passes and emitter need. ``torch.ops`` returns these operators until ExecuTorch's
+definitions are registered.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ MVE_LANES = 16
 # -- matrix products: per product (MVE: per vector of 16), and per result (requantization, saturation, store)
 CONVOLUTION_RESULT = PerCodeVariant(98, 38, 44, 14)
 CONVOLUTION_PRODUCT = PerCodeVariant(6.03, 2.52, 1.63, 2.8)
-#: 1x1 convolutions read the input without a copy. DSP code reads two products per load.
+#: 1x1 convolutions read the input without a copy. DSP code loads the operands of two products at once.
 POINTWISE_PRODUCT = PerCodeVariant(6.03, 2.52, 1.44, 2.8)
 #: Copy of the inputs of one pixel (im2col): per tap of the window, and per copied element (int16 in DSP code).
 IM2COL_TAP = PerCodeVariant(92, 58, 58, 26)
@@ -45,7 +45,8 @@ GENERIC_DEPTHWISE_PRODUCT = PerCodeVariant(50, 24, 25, 24)
 GENERIC_DEPTHWISE_PRODUCT_BY_FOUR = PerCodeVariant(13.3, 6.7, 7, 7)
 
 # -- transposed convolution that adds products to accumulators (no upsampled input): per product, per addition to an
-# accumulator, per result. Each input pixel gives an addition per tap and output channel (MVE: and vector of inputs).
+# accumulator, per result. For each input pixel, tap and output channel there is one addition to an accumulator. MVE
+# code has one such addition for each vector of input channels.
 TRANSPOSE_CONV_PRODUCT = PerCodeVariant(7.9, 3.6, 2.44, 0)
 TRANSPOSE_CONV_TAP = PerCodeVariant(19.5, 14.1, 12.4, 22)
 TRANSPOSE_CONV_RESULT = PerCodeVariant(109, 45, 46, 15)

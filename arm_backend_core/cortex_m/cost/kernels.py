@@ -86,7 +86,7 @@ def _inner_product_steps(code: CodeVariant, depth: int) -> int:
 
 
 def _matrix_product(call: Call, pixels: int, depth: int, channels: int, product: PerCodeVariant) -> float:
-    """Instructions of a requantized matrix product of [pixels, depth] and [channels, depth], transposed."""
+    """Instructions of a requantized matrix product of [pixels, depth] and the transpose of [channels, depth]."""
     together = int(call.select(per.PIXELS_TOGETHER))
     single = pixels % together
     products = (pixels - single) * call.select(product) + single * call.select(per.SINGLE_PIXEL_PRODUCT)

@@ -86,7 +86,7 @@ class Split1xN:
 
     Attributes:
         total_padding: sum of the padding on both sides, computed from the width of the result.
-        asymmetric_padding: the remainder of ``total_padding`` by 2, with the sign of ``total_padding``.
+        asymmetric_padding: the remainder of ``total_padding`` / 2, with the sign of ``total_padding``: -1, 0 or 1.
         right_pixels: number of results that read padding on the right.
     """
 
@@ -130,7 +130,8 @@ def transpose_conv2d_scratch_bytes(isa: Isa, geometry: ConvGeometry, output_chan
     if is_upsampled(geometry):
         reversed_weights = height * width * geometry.input_channels * output_channels
         return _im2col_bytes(isa, geometry.kernel, geometry.input_channels), reversed_weights
-    # For the row, CMSIS-NN's function takes the maximum of the width and the vertical stride, but CMSIS-NN's kernel
-    # needs the horizontal stride. This function takes the maximum of all three.
+    # CMSIS-NN's function computes the row length with the larger of the kernel's width and the vertical stride, but
+    # CMSIS-NN's kernel needs the larger of the width and the horizontal stride. This function takes the maximum of all
+    # three.
     row = (geometry.input[1] - 1) * geometry.stride[1] + max(width, *geometry.stride)
     return 4 * row * output_channels * max(height, geometry.stride[0]), 0

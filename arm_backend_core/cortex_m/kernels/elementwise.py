@@ -176,7 +176,7 @@ def minimum(first: Array, second: Array) -> Array:
 
 @kernel("maximum", "Tensor self, Tensor other", result_shape=broadcast_shape, find_limitation=find_broadcast_limitation)
 def maximum(first: Array, second: Array) -> Array:
-    """Elementwise maximum of two int8 tensors, with the limits of ``minimum`` (``arm_maximum_s8``)."""
+    """Elementwise maximum of two int8 tensors, with the restrictions of ``minimum`` (``arm_maximum_s8``)."""
     return np.maximum(first, second)
 
 
