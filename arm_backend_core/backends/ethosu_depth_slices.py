@@ -56,14 +56,15 @@ class _Slice(NamedTuple):
 class _Convolution(NamedTuple):
     """A convolution that can be split.
 
-    Its scales and weights are the bytes ``start`` to ``end`` of the constants; ``scales`` and ``weights`` are their
-    addresses. ``depth`` and ``block_depth`` are numbers of channels of the OFM and of an OFM block.
+    Its scales and weights are the bytes ``start`` to ``end`` of the constants; ``scales_address`` and
+    ``weights_address`` are their addresses. ``depth`` and ``block_depth`` are numbers of channels of the OFM and of an
+    OFM block.
     """
 
     start: int
     end: int
-    scales: int
-    weights: int
+    scales_address: int
+    weights_address: int
     depth: int
     block_depth: int
 
@@ -104,7 +105,7 @@ def slice_convolutions(
     """
     convolutions = _find_convolutions(vela_result, depths.keys())
     constants = bytes(vela_result["weights"])
-    requests = [(constants[conv.weights : conv.end], depths[key]) for key, conv in convolutions.items()]
+    requests = [(constants[conv.weights_address : conv.end], depths[key]) for key, conv in convolutions.items()]
     try:
         encoded = vela.split_weights(requests)
     except (WorkerError, WorkerDied):
@@ -123,10 +124,10 @@ def _find_convolutions(vela_result: dict[str, Any], word_indices: Set[int]) -> d
     They run on one core, and no other kernel reads their weights and scales.
     """
     registers, found, readers = defaultdict[int, int](int), dict[int, _Convolution](), defaultdict[int, int](int)
-    constants = vela_result["weight_region"] << 32
+    weight_region = vela_result["weight_region"] << 32  # value of the region register
     for word_index, number, value in decode_commands(vela_result["command_stream"]):
         registers[number] = value
-        if number in KERNEL_COMMANDS and registers[WEIGHT_REGION_REGISTERS[0]] == constants:
+        if number in KERNEL_COMMANDS and registers[WEIGHT_REGION_REGISTERS[0]] == weight_region:
             readers[registers[_SCALES]] += 1
         if word_index not in word_indices or number != _CONVOLUTION or registers[_SECOND_WEIGHT_BYTES]:
             continue
@@ -139,13 +140,13 @@ def _find_convolutions(vela_result: dict[str, Any], word_indices: Set[int]) -> d
         is_aligned = depth % _MICROBLOCK_DEPTH == 0 and block_depth % _ALIGNMENT == 0
         if is_adjacent and has_scales and is_one_tile and is_aligned:
             found[word_index] = _Convolution(scales, end, scales, weights, depth, block_depth)
-    return {key: conv for key, conv in found.items() if readers[conv.scales] == 1}
+    return {key: conv for key, conv in found.items() if readers[conv.scales_address] == 1}
 
 
 def _make_slices(constants: bytes, conv: _Convolution, depths: list[int], parts: list[bytes]) -> Iterator[_Slice]:
     channel = 0
     for depth, weights in zip(depths, parts, strict=True):
-        first, last = (conv.scales + _SCALE_RECORD_BYTES * at for at in (channel, channel + depth))
+        first, last = (conv.scales_address + _SCALE_RECORD_BYTES * at for at in (channel, channel + depth))
         yield _Slice(channel, depth, _pad(constants[first:last]), _pad(weights))
         channel += depth
 
@@ -204,14 +205,14 @@ def _rewrite_stream(
         The new stream, and {word index in Vela's stream: word indices in the new stream}. A convolution that is split
         has several indices in the new stream.
     """
-    stream, constants = vela_result["command_stream"], vela_result["weight_region"]
+    stream, weight_region = vela_result["command_stream"], vela_result["weight_region"]
     own = {_DEPTH, _OFM_BASE, _WEIGHTS, _WEIGHT_BYTES, _SCALES, _SCALE_BYTES}
     writer, regions = RegisterWriter({*own, *_CONSTANT_BASES, *_WEIGHT_BASES}), defaultdict[int, int](int)
     positions = dict[int, list[int]]()
 
     def relocate(register: int, value: int) -> int:
-        region = {**_CONSTANT_BASES, **_WEIGHT_BASES}.get(register)
-        if region is None or regions[region] != constants << 32:
+        region_register = {**_CONSTANT_BASES, **_WEIGHT_BASES}.get(register)
+        if region_register is None or regions[region_register] != weight_region << 32:
             return value
         return value + next(offset for address, offset in reversed(moves) if address <= value)
 
@@ -221,7 +222,7 @@ def _rewrite_stream(
         regions[number] = value
         values = dict[int, int]()
         if number in KERNEL_COMMANDS or number == DMA_START:
-            values = {register: relocate(register, at) for register, at in writer.pending.items()}
+            values = {register: relocate(register, pending) for register, pending in writer.pending.items()}
         parts = list(_slice_registers(values, regions, slices.get(word_index, []), starts.get(word_index, 0)))
         for registers in parts or [{}]:
             writer.set_registers(values | registers)

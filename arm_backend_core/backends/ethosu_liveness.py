@@ -74,25 +74,27 @@ class _CommandAccesses(NamedTuple):
 
 
 def analyze_liveness(
-    stream: bytes, constants: int, scratch: tuple[int, int], outputs: Iterable[tuple[int, int]]
+    stream: bytes, weight_region: int, scratch: tuple[int, int], outputs: Iterable[tuple[int, int]]
 ) -> Liveness:
     """Find the granules of the scratch that hold live data or are accessed while each kernel runs.
 
     Args:
         stream: the command stream, for U55 or U65.
-        constants: region of the constants.
+        weight_region: region of the constants.
         scratch: (bytes, region).
         outputs: (address, bytes) of each result of the program.
     """
     import numpy as np
 
-    size, region = scratch
-    kernels, accesses = _list_accesses(stream, constants, region)
+    size, scratch_region = scratch
+    kernels, accesses = _list_accesses(stream, weight_region, scratch_region)
     count = max(min(_MAX_GRANULES, _MAX_CELLS // max(len(kernels), 1)), 1)
     granule = max(-(-size // count // _MIN_GRANULE), 1) * _MIN_GRANULE
     busy = np.zeros((len(kernels), size // granule), bool)
     accessed = np.zeros(busy.shape[1], int)  # index of the last kernel that accesses each granule, at first 0
-    final_reads = [(MemoryAccess(region, address, address + length, False), False) for address, length in outputs]
+    final_reads = [
+        (MemoryAccess(scratch_region, address, address + length, False), False) for address, length in outputs
+    ]
     for first, last, spans in [*accesses, _CommandAccesses(len(kernels) - 1, len(kernels) - 1, final_reads)]:
         for span, is_overwritten in spans:
             outer = slice(span.start // granule, -(-span.end // granule))
@@ -108,8 +110,10 @@ def analyze_liveness(
     return Liveness(kernels, granule, busy)
 
 
-def _list_accesses(stream: bytes, constants: int, scratch: int) -> tuple[list[NpuKernel], list[_CommandAccesses]]:
-    """All kernels, and for each kernel and DMA its accesses to the region ``scratch``."""
+def _list_accesses(
+    stream: bytes, weight_region: int, scratch_region: int
+) -> tuple[list[NpuKernel], list[_CommandAccesses]]:
+    """All kernels, and for each kernel and DMA its accesses to the scratch."""
     registers, kernels, accesses = defaultdict[int, int](int), list[NpuKernel](), list[_CommandAccesses]()
     dma_bytes = 0
     for word_index, number, value in decode_commands(stream):
@@ -118,18 +122,18 @@ def _list_accesses(stream: bytes, constants: int, scratch: int) -> tuple[list[Np
         elif number == DMA_START:
             spans = list(dma_accesses(registers))
             if len(spans) == 2:  # source and target; a DMA to the table memory has the source only
-                dma_bytes += sum(s.end - s.start for s in spans if s.region == constants and not s.is_write)
+                dma_bytes += sum(s.end - s.start for s in spans if s.region == weight_region and not s.is_write)
             overwrites_all = all(span.end - span.start < UNKNOWN_LENGTH for span in spans)
             first = max(len(kernels) - 1, 0)
-            accesses.append(_select_accesses(first, len(kernels), spans, scratch, overwrites_all=overwrites_all))
+            accesses.append(_select_accesses(first, len(kernels), spans, scratch_region, overwrites_all=overwrites_all))
         elif number in KERNEL_COMMANDS:
             weights = list(weight_accesses(registers)) if number in CONVOLUTION_COMMANDS else []
             spans = [*kernel_accesses(registers, list_feature_map_registers(number)), *weights]
             count = len(kernels)
             accesses.append(
-                _select_accesses(count, count, spans, scratch, overwrites_all=writes_without_gaps(registers))
+                _select_accesses(count, count, spans, scratch_region, overwrites_all=writes_without_gaps(registers))
             )
-            is_constant = all(span.region == constants for span in weights)
+            is_constant = all(span.region == weight_region for span in weights)
             kernels.append(NpuKernel(word_index, _merge_ranges(weights) if is_constant else (), dma_bytes))
             dma_bytes = 0
     return kernels, accesses
@@ -147,8 +151,8 @@ def _merge_ranges(spans: Iterable[MemoryAccess]) -> Ranges:
 
 
 def _select_accesses(
-    first: int, last: int, spans: Sequence[MemoryAccess], scratch: int, *, overwrites_all: bool
+    first: int, last: int, spans: Sequence[MemoryAccess], scratch_region: int, *, overwrites_all: bool
 ) -> _CommandAccesses:
     return _CommandAccesses(
-        first, last, [(span, span.is_write and overwrites_all) for span in spans if span.region == scratch]
+        first, last, [(span, span.is_write and overwrites_all) for span in spans if span.region == scratch_region]
     )

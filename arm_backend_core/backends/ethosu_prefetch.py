@@ -118,15 +118,15 @@ def _slice_const_bound_convolutions(
 
 
 def _make_planner(vela_result: dict[str, Any], const_memory: str) -> tuple[PrefetchPlanner, list[NpuKernel]]:
-    size, region = vela_result["scratch"]
+    size, scratch_region = vela_result["scratch"]
     tensors = vela_result["outputs"]
     outputs = [
         (address, prod(shape) * element_bytes)
         for shape, element_bytes, address, tensor_region in tensors
-        if tensor_region == region
+        if tensor_region == scratch_region
     ]
-    stream, constants = vela_result["command_stream"], vela_result["weight_region"]
-    liveness = analyze_liveness(stream, constants, (size, region), outputs)
+    stream, weight_region = vela_result["command_stream"], vela_result["weight_region"]
+    liveness = analyze_liveness(stream, weight_region, (size, scratch_region), outputs)
     slots = _make_slots(vela_result, const_memory, liveness.kernels)
     return PrefetchPlanner(
         slots, _slot_liveness(liveness, slots), liveness.granule, _estimate_cycles_per_byte(vela_result, slots)
@@ -201,8 +201,8 @@ def _insert_copies(
     vela_result: dict[str, Any], planner: PrefetchPlanner, kernels: Sequence[NpuKernel], copies: Sequence[WeightCopy]
 ) -> None:
     """Insert each DMA after the command of the kernel during which it runs, and let the readers read the copies."""
-    stream, region = vela_result["command_stream"], vela_result["scratch"][1]
-    changes, dmas = WeightCopies(region), dict[int, list[list[tuple[int, int]]]]()
+    stream, scratch_region = vela_result["command_stream"], vela_result["scratch"][1]
+    changes, dmas = WeightCopies(scratch_region), dict[int, list[list[tuple[int, int]]]]()
     for copy in copies:
         reader = planner.slots[copy.reader]
         word_index, offset = kernels[reader.kernels[0]].word_index, 0
@@ -213,7 +213,9 @@ def _insert_copies(
                 first, last = (min(max(at - offset, 0), end - start) for at in (piece.start, piece.end))
                 source, target = start + first, copy.address + offset + first
                 if first < last:
-                    dma = dma_register_values((vela_result["weight_region"], source), (region, target), last - first)
+                    dma = dma_register_values(
+                        (vela_result["weight_region"], source), (scratch_region, target), last - first
+                    )
                     dmas.setdefault(piece.slot, []).append(dma)
             offset += end - start
     for index, commands in dmas.items():

@@ -62,9 +62,9 @@ def cache_weights_in_sram(vela_result: dict[str, Any], configuration: VelaConfig
     """Edit Vela's result: append copies of weights to the scratch.
 
     A copy must save more cycles than it has bytes. Copies must also fit the SRAM that the arena leaves free, or
-    ``_DEFAULT_COPY_BYTES`` if the SRAM has no limit. With ``--optimise=Size``, nothing is copied. The estimate of the
-    first layer that reads the weights does not change, because it covers the copy from flash. In the estimates of the
-    other layers, SRAM accesses replace flash accesses.
+    ``_DEFAULT_COPY_BYTES`` if the SRAM has no limit. With ``--optimise=Size``, nothing is copied. The first layer
+    that reads the weights keeps its estimate: its flash reads now stand for the DMA that copies the weights. In the
+    estimates of the other layers, SRAM accesses replace flash accesses.
     """
     stream, memories, weight_region = (
         vela_result["command_stream"],
@@ -171,12 +171,12 @@ def redirect_weight_reads(
         if writer.defer(number, value):
             continue
         if number in CONVOLUTION_COMMANDS:
-            weights = {register: at for register, at in writer.pending.items() if register in weight_registers}
+            weights = {key: pending for key, pending in writer.pending.items() if key in weight_registers}
             if word_index in copies.relocations:
                 weights = _redirect(weights, copies.relocations[word_index], copies.region)
             writer.set_registers(weights)
         elif number == DMA_START:
-            writer.set_registers({key: at for key, at in writer.pending.items() if key in DMA_REGISTERS})
+            writer.set_registers({key: pending for key, pending in writer.pending.items() if key in DMA_REGISTERS})
         writer.words += [DMA_WAIT] if word_index in copies.waits else []
         positions[word_index] = len(writer.words)
         writer.words += encode_command(number, value)
