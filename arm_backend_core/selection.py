@@ -123,7 +123,7 @@ def select_operators(program: ExportedProgram, target: Target, keep_on_cpu: Sequ
             _check_loops(operators, refusals, target)
             _check_custom_operators(refusals, target)
             partition_ids = assign_partition_ids(operators, set(operators) - refusals.keys())
-            if target.hardware.is_npu:
+            if target.hardware.is_ethos_u:
                 partition_ids = _split_large_partitions(partition_ids, len(program.graph_signature.buffers_to_mutate))
             _sink_into_consumers(partition_ids, operators, lowering)
             return Selection(program, lowering, operators, refusals, partition_ids)

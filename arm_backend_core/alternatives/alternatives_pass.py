@@ -76,7 +76,7 @@ def make_alternatives_pass(spec: ArmCompileSpec) -> Pass:
     def choose(graph: Graph, target: Target) -> None:
         if isinstance(spec, DeferredTuningSpec):
             spec.graphs.append(pickle_graph(graph))
-        if not target.hardware.is_npu:
+        if not target.hardware.is_ethos_u:
             return
         transpose_split.drop_unit_dimensions(graph, target)
         choices: list[Choice] = []

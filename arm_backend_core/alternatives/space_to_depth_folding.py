@@ -22,7 +22,7 @@ from arm_backend_core.alternatives.choose import Alternative, Region
 from arm_backend_core.alternatives.conv_epilogue import collect_readers, match_epilogue
 from arm_backend_core.tosa.graph import Op, Value, constant
 from arm_backend_core.tosa.passes.rewrite import Rewriter
-from arm_backend_core.tosa.passes.space_to_depth import rewrite_strided_convolution
+from arm_backend_core.tosa.passes.space_to_depth import rewrite_by_space_to_depth_or_im2col
 from arm_backend_core.tosa.passes.transpose_lowering import lower_transpose
 
 
@@ -80,7 +80,7 @@ def fold_space_to_depth(op: Op, rewriter: Rewriter) -> Value | None:
     }
     sums = b.emit("CONV2D", (x, kernel, bias), op.output.dtype, **attrs)
     assert sums.producer is not None
-    folded = rewrite_strided_convolution(sums.producer, rewriter)
+    folded = rewrite_by_space_to_depth_or_im2col(sums.producer, rewriter)
     if folded is None and row_stride * patch_rows > b.target.hardware.max_stride:
         return None
     return b.reshape(folded or sums, op.output.shape)

@@ -17,7 +17,7 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.passes.cse import eliminate_common_subexpressions
-from arm_backend_core.tosa.passes.peephole_fusion import is_identity_rescale
+from arm_backend_core.tosa.passes.peephole_fusion import has_unit_scale_and_no_zero_points
 from arm_backend_core.tosa.passes.pipeline import merge_reshapes
 from arm_backend_core.tosa.passes.rewrite import Rewriter, apply_once, producer
 from arm_backend_core.tosa.vela_workarounds.copies import broadcast_constant
@@ -95,7 +95,7 @@ def widen_by_multiply(op: Op, rewriter: Rewriter) -> Value | None:
     scaled = producer(x, "RESCALE")
     reads_table = scaled is not None and producer(scaled.inputs[0], "TABLE") is not None
     widens = x.dtype is DType.INT16 and op.output.dtype is DType.INT32
-    if not reads_table or not widens or not is_identity_rescale(op):
+    if not reads_table or not widens or not has_unit_scale_and_no_zero_points(op):
         return None
     readers = rewriter.users(op.output) or ()
     if any(absorbs_widening(reader) or reader.kind in ("CLZ", "RESCALE") for reader in readers):

@@ -131,6 +131,7 @@ class _MaskFinder:
             x.args[: 2 if x.target is aten.add.Tensor else 1] if is_sum or is_scaling or has_shared_qparams(x) else ()
         )
         masks = [mask for operand in operands if (mask := self(operand)) is not None]
+        # An operator that keeps the quantization parameters moves elements, so it moves their mask, too.
         if has_shared_qparams(x) and not is_cast(x):
             return self._move_mask(x, masks[0]) if masks and len(x.all_input_nodes) == 1 else None
         return self._combine_masks(x, masks)

@@ -103,7 +103,7 @@ class _Rewriter:
         dim, count, shape = batch[0], weight.shape[batch[0]], x.meta["val"].shape
         if len(batch) > 1 or count > _MAX_LAYERS or len(shape) < -dim or shape[dim] != count:
             return None
-        if not self.hardware.is_npu or self.hardware.splits_matmuls:
+        if not self.hardware.is_ethos_u or self.hardware.splits_matmuls:
             return None
         results = []
         for i, matrix in enumerate(weight.reshape(count, *weight.shape[-2:])):

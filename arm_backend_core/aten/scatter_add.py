@@ -121,7 +121,7 @@ def _refuse_decomposition(scatter: _ScatterAdd, hardware: Hardware, *, quantized
     else:
         pairs += pairs * vectors // _PRODUCTS_PER_PAIR
     limit = _MAX_PAIRS
-    if hardware.is_npu:
+    if hardware.is_ethos_u:
         limit = _MAX_PAIRS_WITHOUT_COMPARISON if "EQUAL" in hardware.unsupported else _MAX_PAIRS_ON_NPU
     if pairs <= limit:
         return None

@@ -81,7 +81,11 @@ class FusionPlan:
         Constants with one element are excluded if ``node`` is an elementwise function, which takes them as scalars.
         """
         record = self._records[node]
-        args = list(node.args) if record.activations is None else [node.args[i] for i in record.activations]
+        args = (
+            list(node.args)
+            if record.activation_operands is None
+            else [node.args[i] for i in record.activation_operands]
+        )
         operands: list[Node] = []
         for arg in _flatten_nodes(args):
             is_scalar = arg in self._constants and arg.meta["val"].numel() == 1 and record.is_univariate

@@ -16,7 +16,7 @@ from arm_backend_core.tosa.graph import Value
 
 @dataclass(frozen=True)
 class Accumulator:
-    """The accumulator of an operator with constant weights: its operands, scale, bound and requantization.
+    """A convolution or linear layer with constant weights: weights, bias, and scale and bound of its accumulator.
 
     Attributes:
         weights: [out_channels, ...], integers or floats.

@@ -307,7 +307,7 @@ def _requantize_image(cx: Context, x: Operand) -> Value:
 
     On NPUs, a depthwise convolution converts x: on int8, it takes half the cycles of a RESCALE.
     """
-    if not cx.target.hardware.is_npu or cx.q.is_equivalent(x.q):
+    if not cx.target.hardware.is_ethos_u or cx.q.is_equivalent(x.q):
         return cx.requantize(x, cx.q)
     return scale_channels(cx, x, np.ones(x.shape[1]))
 

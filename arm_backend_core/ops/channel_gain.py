@@ -30,15 +30,15 @@ def scale_channels(cx: Context, x: Operand, gain: Array, offset: Array | float =
     assert x.q is not None
     weight = np.where(gain < 0, -127, 127)
     scale = np.maximum(np.abs(gain), 1e-30) / 127 * float(x.q.scale)
-    sums = Accumulator.from_weights(cx.to_fixed_point(x), weight, 0, scale, np.broadcast_to(offset, gain.shape))
+    layer = Accumulator.from_weights(cx.to_fixed_point(x), weight, 0, scale, np.broadcast_to(offset, gain.shape))
     shape = x.shape
     value = x.value if x.rank <= 4 else cx.b.reshape(x.value, (*shape[:3], prod(shape[3:])))
     image = to_nhwc_image(cx.b, value, value.rank)
     accumulator = cx.b.depthwise_conv2d(
         image,
-        cx.b.const(sums.weights.reshape(1, 1, -1, 1), DType.INT8),
-        cx.b.const(sums.quantized_bias, sums.dtype),
+        cx.b.const(layer.weights.reshape(1, 1, -1, 1), DType.INT8),
+        cx.b.const(layer.quantized_bias, layer.dtype),
         pad=(0, 0, 0, 0),
         zps=(x.q.zero_point, 0),
     )
-    return cx.b.reshape(to_nchw(cx.b, cx.requantize_sums(accumulator, sums)), shape)
+    return cx.b.reshape(to_nchw(cx.b, cx.requantize_sums(accumulator, layer)), shape)

@@ -65,7 +65,7 @@ def to_common_int16(x: FixedPoint, y: FixedPoint, out: QParams) -> tuple[FixedPo
     scale = max((z.scale for z in pair if z.dtype is DType.INT16), default=float(out.scale))
     is_mixed = set(dtypes) == {DType.INT8, DType.INT16} and DType.INT8 in dtypes[:2]
     fits = all(z.value.data is None and z.max_abs <= 2.0**15 * scale for z in pair)
-    if not (x.b.target.hardware.is_npu and is_mixed and fits and scale <= float(out.scale)):
+    if not (x.b.target.hardware.is_ethos_u and is_mixed and fits and scale <= float(out.scale)):
         return None
     operands = (z if z.dtype is DType.INT16 else z.rescale(DType.INT16, z.scale / scale) for z in pair)
     left, right = (z.rescale(DType.INT32, 1.0).with_scale(scale) for z in operands)

@@ -19,7 +19,7 @@ from arm_backend_core.ops.registry import AnnotationKind, op
 from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
-_CONV: dict[str, Any] = {"kind": AnnotationKind.CONV, "activations": (0,), "absorbs_activation": True}
+_CONV: dict[str, Any] = {"kind": AnnotationKind.CONV, "activation_operands": (0,), "absorbs_activation": True}
 
 #: Maximum number of bands of rows in ``_convolve_sub_bands``, which emits one convolution for each band.
 _MAX_BANDS = 16
@@ -129,7 +129,8 @@ def _depth_slices(
     b, depth = cx.b, cx.shape[-3]
     c, d, h, w = x.shape[-4:]
     n, image = x.value.size // (c * d * h * w), h * w * c
-    value = to_nhwc(b, b.reshape(x.value, (n, c, d * h, w)))  # hardware limit: no axis of more than 65536 elements
+    # D and H are merged, and not all of D, H and W: the hardware supports no axis of more than 65,536 elements.
+    value = to_nhwc(b, b.reshape(x.value, (n, c, d * h, w)))
     pad_end = max(kernel_offsets[-1] + depth * stride - d - pad, 0)  # so that the last stride is complete
     value = b.pad(b.reshape(value, (n, d, image)), [(0, 0), (pad, pad_end), (0, 0)], zero_points(x, weight)[0])
     slices = []
@@ -194,15 +195,15 @@ def conv_transpose(
         group_image = cx.b.narrow(image, -1, group * in_channels, in_channels)
         group_kernels = kernels[group * in_channels : (group + 1) * in_channels]
         channels = slice(group * out_channels, (group + 1) * out_channels)
-        sums = build_accumulator(cx, x, weight, bias, group_kernels.transpose(1, 2, 3, 0), channels)
+        layer = build_accumulator(cx, x, weight, bias, group_kernels.transpose(1, 2, 3, 0), channels)
         strides, zps = to_height_width(stride, spatial, 1), zero_points(x, weight)
         try:
-            constants = cx.b.const(sums.weights, weight.value.dtype), cx.b.const(sums.quantized_bias, sums.dtype)
+            constants = cx.b.const(layer.weights, weight.value.dtype), cx.b.const(layer.quantized_bias, layer.dtype)
             value = cx.b.transpose_conv2d(group_image, *constants, out_pad=out_pad, stride=strides, zps=zps)
-            results.append(cx.requantize_sums(value, sums))
+            results.append(cx.requantize_sums(value, layer))
         except Unsupported:
             uncropped = _transpose_conv_by_phases(
-                cx, group_image, sums, strides, [max(end, 0) for end in out_pad[1::2]], zps, weight.value.dtype
+                cx, group_image, layer, strides, [max(end, 0) for end in out_pad[1::2]], zps, weight.value.dtype
             )
             size = (image.shape[0], *(1, *cx.shape[-spatial:])[-2:], out_channels)
             results.append(cx.b.slice(uncropped, (0, crop[0], crop[1], 0), size))
@@ -212,7 +213,7 @@ def conv_transpose(
 def _transpose_conv_by_phases(
     cx: Context,
     image: Value,
-    sums: Accumulator,
+    layer: Accumulator,
     strides: tuple[int, int],
     extra: Sequence[int],
     zps: tuple[int, int],
@@ -224,15 +225,15 @@ def _transpose_conv_by_phases(
     of phase p are computed as output channels of one convolution, and depth-to-space interleaves the phases. Returns
     [N, rows, columns, OC].
     """
-    b, (oc, kh, kw, ic), (sy, sx) = cx.b, sums.weights.shape, strides
+    b, (oc, kh, kw, ic), (sy, sx) = cx.b, layer.weights.shape, strides
     ty, tx = -(-(kh + extra[0]) // sy), -(-(kw + extra[1]) // sx)
-    kernel = np.full((oc, ty * sy, tx * sx, ic), zps[1], sums.weights.dtype)
-    kernel[:, :kh, :kw] = sums.weights
+    kernel = np.full((oc, ty * sy, tx * sx, ic), zps[1], layer.weights.dtype)
+    kernel[:, :kh, :kw] = layer.weights
     kernel = kernel.reshape(oc, ty, sy, tx, sx, ic)[:, ::-1, :, ::-1].transpose(2, 4, 0, 1, 3, 5)
-    vectors = (sums.scales, sums.peaks, sums.residual_bias)
+    vectors = (layer.scales, layer.peaks, layer.residual_bias)
     tiled_vectors = (x if x is None or x.size == 1 < oc else np.tile(x, sy * sx) for x in vectors)
     all_phases = Accumulator(
-        kernel.reshape(-1, ty, tx, ic), np.tile(sums.quantized_bias, sy * sx), sums.dtype, *tiled_vectors
+        kernel.reshape(-1, ty, tx, ic), np.tile(layer.quantized_bias, sy * sx), layer.dtype, *tiled_vectors
     )
     constants = b.const(all_phases.weights, dtype), b.const(all_phases.quantized_bias, all_phases.dtype)
     value = cx.requantize_sums(b.conv2d(image, *constants, pad=(ty - 1, ty - 1, tx - 1, tx - 1), zps=zps), all_phases)
@@ -285,7 +286,7 @@ def _find_sub_band_image(cx: Context, x: Value, weight: Operand, parameters: _Co
 
 
 def _convolve_sub_bands(cx: Context, x: Operand, weight: Operand, bias: Operand | None, image: Value) -> Value:
-    """Apply a separate depthwise 1x1 convolution to each band of rows of an image.
+    """Split an image into bands of rows, and apply a separate depthwise 1x1 convolution to each band.
 
     Channel c * bands + i of ``x`` has the rows of band i of channel c. Rows are contiguous in [N, H, W, C], so slicing
     and concatenating them costs nothing, while the view would need a TRANSPOSE before and after it. Together with
@@ -297,12 +298,12 @@ def _convolve_sub_bands(cx: Context, x: Operand, weight: Operand, bias: Operand 
     image, results = to_nhwc(cx.b, image), list[Value]()
     for band in range(bands):
         channels_of_band = slice(band, None, bands)
-        sums = build_accumulator(cx, x, weight, bias, kernel[channels_of_band], channels_of_band)
-        filters = sums.weights.reshape(1, 1, channels, 1)
-        constants = cx.b.const(filters, weight.value.dtype), cx.b.const(sums.quantized_bias, sums.dtype)
+        layer = build_accumulator(cx, x, weight, bias, kernel[channels_of_band], channels_of_band)
+        filters = layer.weights.reshape(1, 1, channels, 1)
+        constants = cx.b.const(filters, weight.value.dtype), cx.b.const(layer.quantized_bias, layer.dtype)
         part = cx.b.narrow(image, 1, band * rows, rows)
         value = cx.b.depthwise_conv2d(part, *constants, pad=(0, 0, 0, 0), zps=zero_points(x, weight))
-        results.append(cx.requantize_sums(value, sums))
+        results.append(cx.requantize_sums(value, layer))
     return cx.b.reshape(to_nchw(cx.b, cx.b.concat(results, 1)), cx.shape)
 
 
@@ -326,23 +327,23 @@ def _convolve_groups(
             # In PyTorch and in TOSA, output channel c * M + m is result m of the M results of input channel c.
             count = min(step, groups - start)
             channels = slice(start * size, (start + count) * size)
-            sums = build_accumulator(cx, x, weight, bias, kernel[channels], channels)
-            filters = sums.weights.reshape(count, size, *kernel.shape[2:]).transpose(2, 3, 0, 1)
-            constants = cx.b.const(filters, weight.value.dtype), cx.b.const(sums.quantized_bias, sums.dtype)
-            results.append(_depthwise_conv(cx, sums, (cx.b.narrow(image, -1, start, count), *constants), **attrs))
+            layer = build_accumulator(cx, x, weight, bias, kernel[channels], channels)
+            filters = layer.weights.reshape(count, size, *kernel.shape[2:]).transpose(2, 3, 0, 1)
+            constants = cx.b.const(filters, weight.value.dtype), cx.b.const(layer.quantized_bias, layer.dtype)
+            results.append(_depthwise_conv(cx, layer, (cx.b.narrow(image, -1, start, count), *constants), **attrs))
         return cx.b.concat(results, 3)
     for group in range(groups):
         channels = slice(group * size, (group + 1) * size)
         part = cx.b.narrow(image, -1, group * per_group, per_group)
-        sums = build_accumulator(cx, x, weight, bias, kernel[channels].transpose(0, 2, 3, 1), channels)
-        constants = cx.b.const(sums.weights, weight.value.dtype), cx.b.const(sums.quantized_bias, sums.dtype)
+        layer = build_accumulator(cx, x, weight, bias, kernel[channels].transpose(0, 2, 3, 1), channels)
+        constants = cx.b.const(layer.weights, weight.value.dtype), cx.b.const(layer.quantized_bias, layer.dtype)
         # Each group is requantized before groups are concatenated: CONCAT does not accept INT48.
-        results.append(cx.requantize_sums(cx.b.conv2d(part, *constants, **attrs), sums))
+        results.append(cx.requantize_sums(cx.b.conv2d(part, *constants, **attrs), layer))
     return cx.b.concat(results, 3)
 
 
 def _depthwise_conv(
-    cx: Context, sums: Accumulator, operands: tuple[Value, Value, Value], *, stride: tuple[int, int], **attrs: Any
+    cx: Context, layer: Accumulator, operands: tuple[Value, Value, Value], *, stride: tuple[int, int], **attrs: Any
 ) -> Value:
     """Depthwise convolution.
 
@@ -352,9 +353,9 @@ def _depthwise_conv(
     takes 1,434,111 cycles with stride 4, and 136,242 with stride 2.
     """
     hardware = cx.target.hardware
-    largest_stride = hardware.max_stride if hardware.is_npu else max(stride)
+    largest_stride = hardware.max_stride if hardware.is_ethos_u else max(stride)
     supported_stride = tuple(max(step for step in range(1, largest_stride + 1) if full % step == 0) for full in stride)
-    value = cx.requantize_sums(cx.b.depthwise_conv2d(*operands, stride=supported_stride, **attrs), sums)
+    value = cx.requantize_sums(cx.b.depthwise_conv2d(*operands, stride=supported_stride, **attrs), layer)
     for axis, (full, step) in enumerate(zip(stride, supported_stride, strict=True), 1):
         value = gather_constant_indices(cx.b, value, axis, range(0, value.shape[axis], full // step))
     return value
@@ -363,7 +364,9 @@ def _depthwise_conv(
 def build_accumulator(
     cx: Context, x: Operand, weight: Operand, bias: Operand | None, filters: np.ndarray[Any, Any], channels: slice
 ) -> Accumulator:
-    """Describe the accumulator of some output channels of a convolution or linear layer.
+    """Quantize the bias of some output channels of a convolution or linear layer, and find their accumulator's scales.
+
+    Unquantized layers keep their bias.
 
     Args:
         cx: the context.
@@ -376,13 +379,15 @@ def build_accumulator(
     Raises:
         Unsupported: a sum could exceed the accumulator (``Accumulator.from_weights``), or the bias is not constant.
     """
-    real = np.zeros(len(filters)) if bias is None else bias.float_values[channels]
+    float_bias = np.zeros(len(filters)) if bias is None else bias.float_values[channels]
     if x.q is None or weight.q is None:
-        return Accumulator(filters, real, DType.FP16 if x.value.dtype.is_fp8 else x.value.dtype)
+        return Accumulator(filters, float_bias, DType.FP16 if x.value.dtype.is_fp8 else x.value.dtype)
     scales = np.atleast_1d(weight.q.scale)
     if scales.size > len(filters):  # if transposed, all groups share the scales, and nothing is selected
         scales = scales[channels]
-    return Accumulator.from_weights(cx.to_fixed_point(x), filters, weight.q.zero_point, float(x.q.scale) * scales, real)
+    return Accumulator.from_weights(
+        cx.to_fixed_point(x), filters, weight.q.zero_point, float(x.q.scale) * scales, float_bias
+    )
 
 
 def _require_constant(weight: Operand) -> np.ndarray[Any, Any]:

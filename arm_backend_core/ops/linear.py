@@ -21,7 +21,7 @@ from arm_backend_core.tosa.legality import type_refusal
 aten = torch.ops.aten
 
 
-@op(aten.linear.default, kind=AnnotationKind.CONV, activations=(0,), absorbs_activation=True)
+@op(aten.linear.default, kind=AnnotationKind.CONV, activation_operands=(0,), absorbs_activation=True)
 def linear(cx: Context, x: Operand, weight: Operand, bias: Operand | None = None) -> Value:
     """Linear layer of x [..., IC] and weight [OC, IC], as a 1x1 convolution in which each row of x is a pixel.
 
@@ -35,7 +35,7 @@ def linear(cx: Context, x: Operand, weight: Operand, bias: Operand | None = None
     rows = prod(x.shape[:-1])
     image = cx.b.reshape(x.value, (1, 1, rows, in_channels))
     filters = weight.value.data.reshape(out_channels, 1, 1, in_channels)
-    sums = build_accumulator(cx, x, weight, bias, filters, slice(None))
+    layer = build_accumulator(cx, x, weight, bias, filters, slice(None))
     is_slow_as_conv = 0 < (cx.target.macs or 0) <= cx.target.hardware.slow_weights_max_macs and filters.size >= 1 << 14
     # MATMUL rounds differently. It is limited to recurrent layers, so that other layers are bit-equal on all targets.
     is_slow_as_conv = is_slow_as_conv and TIMESTEP_SLOT in cx.node.meta
@@ -46,34 +46,37 @@ def linear(cx: Context, x: Operand, weight: Operand, bias: Operand | None = None
         and x.value.dtype is DType.INT8
         and cx.q.dtype is DType.INT16
     ):
-        return cx.b.reshape(_linear_by_matmul(cx, x, weight, sums), cx.shape)
-    kernel, quantized_bias = cx.b.const(sums.weights, weight.value.dtype), cx.b.const(sums.quantized_bias, sums.dtype)
+        return cx.b.reshape(_linear_by_matmul(cx, x, weight, layer), cx.shape)
+    kernel, quantized_bias = (
+        cx.b.const(layer.weights, weight.value.dtype),
+        cx.b.const(layer.quantized_bias, layer.dtype),
+    )
     value = cx.b.conv2d(image, kernel, quantized_bias, pad=(0, 0, 0, 0), zps=zero_points(x, weight))
-    return cx.b.reshape(cx.requantize_sums(value, sums), cx.shape)
+    return cx.b.reshape(cx.requantize_sums(value, layer), cx.shape)
 
 
 linear.integer_rule(linear.lower)
 
 
-def _linear_by_matmul(cx: Context, x: Operand, weight: Operand, sums: Accumulator) -> Value:
+def _linear_by_matmul(cx: Context, x: Operand, weight: Operand, layer: Accumulator) -> Value:
     """Linear layer of one row (a vector x) by MATMUL.
 
     The sums are rescaled to int16, at a scale at which the largest possible sum fits. MUL applies the scales of the
     output channels, and the bias is added.
     """
-    assert sums.scales is not None
-    assert sums.peaks is not None
-    assert sums.residual_bias is not None
-    matrix = cx.b.const(sums.weights.reshape(1, *weight.shape), weight.value.dtype)
+    assert layer.scales is not None
+    assert layer.peaks is not None
+    assert layer.residual_bias is not None
+    matrix = cx.b.const(layer.weights.reshape(1, *weight.shape), weight.value.dtype)
     products = cx.b.matmul(matrix, cx.b.reshape(x.value, (1, x.value.size, 1)), zero_points(x, weight)[::-1])
-    step, max_scale = max(float(sums.peaks.max()) / Q15_MAX, 1.0), float(sums.scales.max())
+    step, max_scale = max(float(layer.peaks.max()) / Q15_MAX, 1.0), float(layer.scales.max())
     sums_int16 = cx.b.reshape(cx.b.rescale(products, DType.INT16, 1 / step), (1, 1, 1, weight.shape[0]))
-    scales = np.broadcast_to(np.rint(sums.scales * (Q15_MAX / max_scale)), weight.shape[:1]).reshape(sums_int16.shape)
+    scales = np.broadcast_to(np.rint(layer.scales * (Q15_MAX / max_scale)), weight.shape[:1]).reshape(sums_int16.shape)
     product = FixedPoint(cx.b, sums_int16, -Q15_MAX, Q15_MAX, step) * FixedPoint.const(
         cx.b, scales, DType.INT16, max_scale / Q15_MAX
     )
     bias = (
-        np.rint((sums.quantized_bias * sums.scales + sums.residual_bias) / product.scale)
+        np.rint((layer.quantized_bias * layer.scales + layer.residual_bias) / product.scale)
         .astype(np.int64)
         .reshape(sums_int16.shape)
     )

@@ -72,7 +72,7 @@ def apply_by_table(b: Builder, x: Operand, function: Callable[[Array], Array], q
         _note_coarse_table(b, error, q)
     # On an NPU, the TABLE's INT32 result is rescaled to int16 first, also if the final result is int8. A TABLE whose
     # result is not rescaled to int16 takes six NPU operations.
-    if not corrections and not (b.target.hardware.is_npu and q.dtype is DType.INT8):
+    if not corrections and not (b.target.hardware.is_ethos_u and q.dtype is DType.INT8):
         low, high = (int(end) << 7 for end in (entries.min(), entries.max()))
         return FixedPoint(b, b.table(index, entries), low, high, scale / 128).requantize(q)
     result = operand.apply_table(entries, scale)

@@ -23,7 +23,7 @@ aten = torch.ops.aten
 _HIGH_PRECISION_ATTRIBUTES: dict[str, Any] = {
     "prefers_int16_input": True,
     "error_bound": 2.0**-13,
-    "activations": (0,),
+    "activation_operands": (0,),
     "compute_fp32": True,
 }
 
@@ -37,7 +37,7 @@ def _fold_batch_norm(
     return gain, offset
 
 
-@op(aten.batch_norm.default, activations=(0,), absorbs_activation=True, compute_fp32=True)
+@op(aten.batch_norm.default, activation_operands=(0,), absorbs_activation=True, compute_fp32=True)
 def batch_norm(
     cx: Context,
     x: Operand,
@@ -57,15 +57,13 @@ def batch_norm(
     """
     if training or running_mean is None or running_var is None:
         swap_batch_and_channels = [1, 0, *range(2, x.rank)]
-        channels_first = cx.b.transpose(x.value, swap_batch_and_channels)
+        channel_major = cx.b.transpose(x.value, swap_batch_and_channels)
         grouped = Operand(
-            cx.b.reshape(
-                channels_first, (1, channels_first.shape[0], -(-channels_first.size // channels_first.shape[0]))
-            ),
+            cx.b.reshape(channel_major, (1, channel_major.shape[0], -(-channel_major.size // channel_major.shape[0]))),
             x.q,
         )
         normalized = group_norm.lower(cx, grouped, grouped.shape[1], weight, bias, eps)
-        return cx.b.transpose(cx.b.reshape(normalized, channels_first.shape), swap_batch_and_channels)
+        return cx.b.transpose(cx.b.reshape(normalized, channel_major.shape), swap_batch_and_channels)
     gain, offset = _fold_batch_norm(weight, bias, running_mean, running_var, eps)
     channel_shape = (-1,) + (1,) * (x.rank - 2)
     if x.q is None:

@@ -208,12 +208,12 @@ class Context:
         result = FixedPoint.from_value(self.b, value, QParams(1.0, 0, value.dtype, *value.dtype.range))
         return result.assume_range(0, 1) if x.value.dtype is DType.BOOL else result
 
-    def requantize_sums(self, value: Value, sums: Accumulator) -> Value:
-        """Convert the accumulator ``value``, which ``sums`` describes, to the result's quantization parameters.
+    def requantize_sums(self, value: Value, layer: Accumulator) -> Value:
+        """Convert the accumulator ``value``, which ``layer`` describes, to the result's quantization parameters.
 
         A floating-point accumulator is cast to the result's type: FP8 accumulates in FP16.
         """
-        return self.b.cast(value, self.dtype) if sums.scales is None else sums.requantize(self.b, value, self.q)
+        return self.b.cast(value, self.dtype) if layer.scales is None else layer.requantize(self.b, value, self.q)
 
     def requantize(self, x: Operand, q: QParams) -> Value:
         """Convert ``x`` to quantization parameters ``q``; constants are converted at compile time."""

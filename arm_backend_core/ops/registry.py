@@ -40,7 +40,7 @@ class Record:
         kind: how its tensors are annotated for quantization.
         lower: rule that lowers the operator on plain values (floating point, integers, booleans).
         lower_integer: rule that lowers it on quantized values; None if there is none.
-        activations: positions of the arguments that are quantized as activations; None for all tensor arguments.
+        activation_operands: positions of the arguments that are quantized as activations; None for all tensors.
         weight: position of the weight (CONV only).
         bias: position of the bias (CONV only).
         weight_axis: function that returns the output-channel dimension of the weight of an FX node (CONV only).
@@ -61,9 +61,9 @@ class Record:
         is_select: whether it selects between operands. Both may be Python numbers, so the result can be quantized even
             if no operand is.
         is_cast: whether it only changes the element type.
-        is_gate: whether it is an activation function of gates in recurrent layers. In these layers, its int16 result
-            has the range [-1, 1]. An int16 operand that only gates read has the range [-16, 16], beyond which gates
-            saturate.
+        is_recurrent_gate: whether it is an activation function of the gates of LSTM and GRU layers. There, its int16
+            result has the range [-1, 1]. An int16 operand that only gates read has the range [-16, 16], beyond which
+            gates saturate.
         is_sinusoid: whether it is the sine or cosine of its operand.
         is_gather: whether it gathers elements of its first operand. The other operands are indices.
         is_average: whether it averages elements. With ``AnnotationKind.SHARED``, the averages are rounded to the shared
@@ -79,7 +79,7 @@ class Record:
     kind: AnnotationKind
     lower: Rule
     lower_integer: Rule | None = None
-    activations: tuple[int, ...] | None = None
+    activation_operands: tuple[int, ...] | None = None
     weight: int = 1
     bias: int = 2
     weight_axis: Callable[[torch.fx.Node], int] = field(default=lambda node: 0)
@@ -93,7 +93,7 @@ class Record:
     prefers_int16_input: bool = False
     is_select: bool = False
     is_cast: bool = False
-    is_gate: bool = False
+    is_recurrent_gate: bool = False
     is_sinusoid: bool = False
     is_gather: bool = False
     is_average: bool = False

@@ -96,7 +96,7 @@ def choose_algorithm(hardware: Hardware, rows: int, n: int, k: int) -> Algorithm
         limit = f"k is at most {_MAX_ITERATIVE_K}, unless there are at most {_MAX_RANKED_ELEMENTS} elements "
         limit += f"or {_MAX_PAIRS} pairs"
         raise Unsupported(f"topk of {k} among {n} elements ({limit}); use a smaller k")
-    if not hardware.is_npu:
+    if not hardware.is_ethos_u:
         return select_by_rank if k > _MAX_ITERATIVE_K or n <= 8 * k else select_iteratively
     costs = _COSTS_WITHOUT_COMPARISON if "EQUAL" in hardware.unsupported else _COSTS_WITH_COMPARISON
     cycles: float

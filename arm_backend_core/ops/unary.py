@@ -1,10 +1,11 @@
 """Unary functions: one registration with the floating-point formula for each ATen operator.
 
-On quantized values, these functions need no rule. PyTorch evaluates the function, or a chain of functions, on every
-value that the quantized operand can have. The results become a TABLE (``fusion.univariate.Univariate``). Signs and
-rounding functions have an integer rule for int16, which is exact at their jumps. ``hardshrink`` and ``threshold`` have
-jumps too, but no such rule: correction tables (``ops/lookup``) refine their int16 TABLE there, and only the few results
-nearest to a jump may be wrong. Formulas that are shared or longer than a line are in ``ops/formulas``.
+On quantized values, most of these functions need no rule. PyTorch evaluates the function, or a chain of functions, on
+every value that the quantized operand can have. The results become a TABLE (``fusion.univariate.Univariate``).
+Exceptions are signs and rounding functions: they have an integer rule for int16, which is exact at their jumps.
+``hardshrink`` and ``threshold`` have jumps too, but no such rule: correction tables (``ops/lookup``) refine their int16
+TABLE there, and only the few results nearest to a jump may be wrong. Formulas that are shared or longer than a line are
+in ``ops/formulas``.
 
 Source: Abramowitz & Stegun, Handbook of Mathematical Functions (A&S).
 """
@@ -55,7 +56,8 @@ def register_unary(overload: OpOverload, formula: Formula | None, **attributes: 
             return cast(Value, cx.compute_in_fp32_or_int32(evaluate, *args, **kwargs))
         first_op = len(cx.b.graph.ops)
         result = evaluate(cx, *args, **kwargs)
-        if len(cx.b.graph.ops) > first_op + 1:  # a single operator rounds only once, so it needs no FP32
+        # A single operator rounds only once. Several operators would round several times: emit them again in FP32.
+        if len(cx.b.graph.ops) > first_op + 1:
             del cx.b.graph.ops[first_op:]
             result = cx.compute_in_fp32_or_int32(evaluate, *args, **kwargs)
         return result
@@ -91,7 +93,7 @@ register_unary(aten.celu.default, formulas.celu)
 register_unary(aten.gelu.default, formulas.gelu)
 register_unary(aten.silu.default, lambda x: x * x.unary("SIGMOID"))
 register_unary(aten.mish.default, formulas.mish)
-register_unary(aten.sigmoid.default, lambda x: x.unary("SIGMOID"), is_gate=True)
+register_unary(aten.sigmoid.default, lambda x: x.unary("SIGMOID"), is_recurrent_gate=True)
 register_unary(aten.log_sigmoid.default, lambda x: x.minimum(0.0) - formulas.log1p(formulas.exp(-abs(x))))
 register_unary(aten.hardsigmoid.default, lambda x: (x * (1 / 6) + 0.5).clamp(0.0, 1.0))
 register_unary(aten.hardswish.default, lambda x: x * (x * (1 / 6) + 0.5).clamp(0.0, 1.0))
@@ -209,7 +211,7 @@ register_unary(aten.acos.default, formulas.acos)
 register_unary(aten.atan.default, formulas.atan)
 register_unary(aten.sinh.default, formulas.sinh)
 register_unary(aten.cosh.default, formulas.cosh)
-register_unary(aten.tanh.default, formulas.tanh, is_gate=True)
+register_unary(aten.tanh.default, formulas.tanh, is_recurrent_gate=True)
 register_unary(aten.asinh.default, formulas.asinh)
 register_unary(aten.acosh.default, formulas.acosh)
 register_unary(aten.atanh.default, formulas.atanh)

@@ -238,9 +238,9 @@ class Annotator:
             return _fixed_spec(spec if is_exact_in_8_bits else config.int16_activation or spec, *interval)
         limits = record.fixed_range
         if spec.dtype is torch.int16 and TIMESTEP_SLOT in node.meta:
-            if record.is_gate:
+            if record.is_recurrent_gate:
                 limits = (-1.0, 1.0)
-            elif config.int16_activation != config.activation and all(map(_is_gate, node.users)):
+            elif config.int16_activation != config.activation and all(map(_is_recurrent_gate, node.users)):
                 limits = (-16.0, 16.0)  # gates saturate beyond; a TABLE over a wider range is too coarse
         return spec if limits is None else _fixed_spec(spec, *limits)
 
@@ -303,9 +303,9 @@ def _fixed_spec(spec: QuantizationSpec, low: float, high: float) -> FixedQParams
     )
 
 
-def _is_gate(node: Node) -> bool:
+def _is_recurrent_gate(node: Node) -> bool:
     record = find_record(node)
-    return record is not None and record.is_gate
+    return record is not None and record.is_recurrent_gate
 
 
 def is_cast_from_integers(node: Node) -> bool:

@@ -32,7 +32,7 @@ class Hardware:
             None}.
         has_booleans: whether the hardware has boolean tensors.
         bool_as_int8: boolean operators that the hardware lacks; ``tosa/passes/booleans.py`` lowers them to int8.
-        is_npu: whether the hardware is an Ethos-U. If it is, lowering emits convolutions and data movement as the
+        is_ethos_u: whether the hardware is an Ethos-U. If it is, lowering emits convolutions and data movement as the
             equivalent operators that take the fewest cycles by Vela's estimates.
         writes_sram_only: the second AXI port is read-only, so activations must be in SRAM.
         max_kernel: maximum height or width of a convolution or pooling kernel.
@@ -40,7 +40,8 @@ class Hardware:
             window element.
         macs: MACs per cycle of each variant of the family.
         start_cycles: cycles until an operation's first result, from Vela's estimates of small operations.
-        macs_per_result: number of multiplications that the hardware can execute while it writes one result.
+        macs_per_write: number of MACs that the NPU can execute while it writes one element of a result. Divided by the
+            MACs per cycle, it is the number of cycles that this write takes.
         averages_by_convolution: the mean of a whole image takes fewer cycles as convolutions than as AVG_POOL2D: 2,693
             instead of 5,208 for 24x5x64 on U55-128.
         transposes_by_convolution: a transpose from [A, N] to [N, A] takes fewer cycles as a convolution than as
@@ -97,13 +98,13 @@ class Hardware:
     limits: Mapping[str, Limit] = field(default_factory=dict)
     has_booleans: bool = True
     bool_as_int8: frozenset[str] = frozenset()
-    is_npu: bool = False
+    is_ethos_u: bool = False
     writes_sram_only: bool = False
     max_kernel: int = 64
     max_stride: int = 3
     macs: tuple[int, ...] = ()
     start_cycles: int = 500
-    macs_per_result: int = 128
+    macs_per_write: int = 128
     averages_by_convolution: bool = False
     transposes_by_convolution: bool = False
     slow_weights_max_macs: int = 0
@@ -129,18 +130,18 @@ class Hardware:
     axes_lost_on_split: FindAxes = lambda op: ()
 
     def refusal(self, kind: str, inputs: Sequence[DType], output: DType, op: Operation | None = None) -> str | None:
-        """Why the hardware cannot run an operator, as the end of "<target> has no ..."; None if it can.
+        """Why the hardware cannot run an operator, as the end of "<target> has ..."; None if it can.
 
         Without ``op``, only the element types are checked.
         """
         if kind in self.unsupported:
-            return f"{kind} in hardware"
+            return f"no {kind} in hardware"
         if not self.has_booleans and DType.BOOL in (*inputs, output):
-            return "boolean tensors in hardware"
+            return "no boolean tensors in hardware"
         if inputs[0] not in self.first_operand_types.get(kind, inputs):
-            return f"{kind} ({', '.join(t.value for t in inputs)} -> {output.value}) in hardware"
+            return f"no {kind} ({', '.join(t.value for t in inputs)} -> {output.value}) in hardware"
         violation = self.limits[kind](op) if op is not None and kind in self.limits else None
-        return f"{kind} with {violation}" if violation else None
+        return f"no {kind} with {violation}" if violation else None
 
 
 _BITWISE = ("BITWISE_AND", "BITWISE_OR", "BITWISE_XOR", "BITWISE_NOT", "LOGICAL_RIGHT_SHIFT")
@@ -177,7 +178,7 @@ _U65 = Hardware(
     first_operand_types=_U55_TYPES,
     limits=U55_U65_LIMITS,
     has_booleans=False,
-    is_npu=True,
+    is_ethos_u=True,
     macs=(256, 512),
     averages_by_convolution=True,
     max_depthwise_size=1 << 14,
@@ -214,9 +215,9 @@ _U85 = Hardware(
     # int8 and int16 are omitted: Vela shifts in copies of the sign bit instead of zeros (bug ``narrow_shift``).
     first_operand_types={"LOGICAL_RIGHT_SHIFT": (DType.INT32,)},
     limits=U85_LIMITS,
-    is_npu=True,
+    is_ethos_u=True,
     macs=(128, 256, 512, 1024, 2048),
-    macs_per_result=64,
+    macs_per_write=64,
     transposes_by_convolution=True,
     slow_weights_max_macs=256,
     chains=True,
@@ -267,4 +268,4 @@ HARDWARE = {
     "cortex-m": Hardware(),
 }
 #: Families that Vela compiles for.
-ETHOS_U_FAMILIES = tuple(family for family, hardware in HARDWARE.items() if hardware.is_npu)
+ETHOS_U_FAMILIES = tuple(family for family, hardware in HARDWARE.items() if hardware.is_ethos_u)

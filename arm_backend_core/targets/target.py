@@ -52,7 +52,7 @@ class Target:
     def __post_init__(self) -> None:
         if self.family not in HARDWARE:
             raise ValueError(f"family: there is no hardware {self.family!r} (known: {', '.join(HARDWARE)})")
-        if self.hardware.is_npu and not self.macs:
+        if self.hardware.is_ethos_u and not self.macs:
             raise ValueError(f"macs: {self.name} needs its number of MACs per cycle, for example 128")
 
     @property
@@ -75,7 +75,7 @@ class Target:
         """
         available = {name for profile in ("", *self.profiles) for name in _EXTENSIONS_BY_PROFILE[profile]}
         missing = requirement - self.profiles_and_extensions
-        return [] if self.hardware.is_npu or not missing <= available else sorted(missing)
+        return [] if self.hardware.is_ethos_u or not missing <= available else sorted(missing)
 
     @property
     def version_text(self) -> str:

@@ -72,4 +72,4 @@ def _control_flow_refusal(target: Target, op: Op) -> str | None:
 
 
 def _format_refusal(target: Target, unsupported: str | None) -> str | None:
-    return f"{target.name} has no {unsupported}" if unsupported else None
+    return f"{target.name} has {unsupported}" if unsupported else None

@@ -16,8 +16,8 @@ def test_attributes_that_are_read_are_recorded() -> None:
     with compilation_log.open_log() as log:
         tracked = TrackedHardware.of(HARDWARE["ethos-u85"])
         assert log.hardware_dependencies == {}
-        assert tracked.is_npu
-    assert log.hardware_dependencies == {"is_npu": True}
+        assert tracked.is_ethos_u
+    assert log.hardware_dependencies == {"is_ethos_u": True}
 
 
 def test_only_attributes_that_were_read_are_compared() -> None:
@@ -26,4 +26,4 @@ def test_only_attributes_that_were_read_are_compared() -> None:
     assert find_changed_dependencies(log.hardware_dependencies, HARDWARE["ethos-u55"]) == {
         "splits_matmuls": (True, False)
     }
-    assert find_changed_dependencies({"is_npu": True}, HARDWARE["ethos-u55"]) == {}
+    assert find_changed_dependencies({"is_ethos_u": True}, HARDWARE["ethos-u55"]) == {}

@@ -18,9 +18,9 @@ NPU = Hardware(
     unsupported=frozenset({"TANH"}),
     first_operand_types={"MAX_POOL2D": (DType.INT8,)},
     limits={"MATMUL": lambda op: "more than 4 columns" if op.inputs[1].shape[2] > 4 else None},
-    is_npu=True,
+    is_ethos_u=True,
     macs=(32,),
-    macs_per_result=32,
+    macs_per_write=32,
 )
 
 

@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from arm_backend_core.cortex_m.kernels.registry import Array
 from arm_backend_core.cortex_m.quantized_value import QuantizedValue
-from arm_backend_core.cortex_m.rules.context import KernelContext, Weight, rule, single_multiplier
+from arm_backend_core.cortex_m.rules.context import KernelContext, Weight, quantize_single_multiplier, rule
 from arm_backend_core.cortex_m.rules.convolution import ConvParameters, convolve_image
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.permutation import Layout
@@ -143,7 +143,7 @@ def _multiply(cx: KernelContext, x: QuantizedValue, axis: int, numerators: Array
     stored = cx.emit.materialize(x, layout)
     shape: list[Any] = list(stored.meta["val"].shape)
     rows = cx.emit.reshape(stored, (1, int(np.prod(shape[:-1])), shape[-1]))
-    multiplier, shift = single_multiplier(x.scale / denominator / float(cx.result.q.scale))
+    multiplier, shift = quantize_single_multiplier(x.scale / denominator / float(cx.result.q.scale))
     node = cx.emit.call_kernel(
         "quantized_batch_matmul",
         *(rows, -x.zero_point, cx.emit.constant(numerators[None], "weight"), 0),

@@ -235,8 +235,8 @@ def _multipliers(real: Array | float, channels: int) -> tuple[Array, Array]:
     return table[:, 0].copy(), table[:, 1].copy()
 
 
-def single_multiplier(real: float) -> tuple[int, int]:
-    """Multiplier and shift of a per-tensor requantization.
+def quantize_single_multiplier(real: float) -> tuple[int, int]:
+    """Multiplier and shift of a per-tensor requantization (``quantize_multiplier``).
 
     Raises:
         Unsupported: the factor is too large for the kernels.

@@ -14,7 +14,7 @@ from arm_backend_core.cortex_m.emitter import KernelLimitation
 from arm_backend_core.cortex_m.fixed_point import quantize_multiplier
 from arm_backend_core.cortex_m.kernels.elementwise import ADD_LEFT_SHIFT
 from arm_backend_core.cortex_m.quantized_value import QuantizedValue
-from arm_backend_core.cortex_m.rules.context import KernelContext, apply_table, rule, single_multiplier
+from arm_backend_core.cortex_m.rules.context import KernelContext, apply_table, quantize_single_multiplier, rule
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import arguments_of
 from arm_backend_core.permutation import Layout, identity
@@ -99,7 +99,7 @@ def _add(cx: KernelContext, operands: Sequence[QuantizedValue], alpha: float) ->
     factors = values[0].scale, values[1].scale * alpha
     common = 2 * max(map(abs, factors))
     (multiplier, shift), (other_multiplier, other_shift) = (quantize_multiplier(x / common) for x in factors)
-    output = single_multiplier(common / (float(cx.result.q.scale) * (1 << ADD_LEFT_SHIFT)))
+    output = quantize_single_multiplier(common / (float(cx.result.q.scale) * (1 << ADD_LEFT_SHIFT)))
     node = cx.emit.call_kernel(
         "quantized_add",
         *(first, values[0].zero_point, multiplier, shift),
@@ -118,7 +118,7 @@ def multiply(cx: KernelContext) -> QuantizedValue:
 def _multiply(cx: KernelContext, operands: Sequence[QuantizedValue]) -> QuantizedValue:
     values, tensors, layout = _align(cx, operands)
     (first, second), shape = _broadcast(cx, tensors, layout)
-    multiplier = single_multiplier(values[0].scale * values[1].scale / float(cx.result.q.scale))
+    multiplier = quantize_single_multiplier(values[0].scale * values[1].scale / float(cx.result.q.scale))
     zero_points = [value.zero_point for value in values]
     node = cx.emit.call_kernel(
         "quantized_mul", first, zero_points[0], second, zero_points[1], cx.result.q.zero_point, *multiplier

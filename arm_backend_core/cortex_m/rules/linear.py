@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from arm_backend_core.cortex_m.kernels.linear import compute_kernel_sum
 from arm_backend_core.cortex_m.quantized_value import QuantizedValue
-from arm_backend_core.cortex_m.rules.context import KernelContext, Weight, rule, single_multiplier
+from arm_backend_core.cortex_m.rules.context import KernelContext, Weight, quantize_single_multiplier, rule
 from arm_backend_core.cortex_m.rules.convolution import ConvParameters, convolve_image
 from arm_backend_core.nodes import arguments_of
 from arm_backend_core.targets.cortex_m import Isa
@@ -46,7 +46,7 @@ def _multiply_per_tensor(cx: KernelContext, x: QuantizedValue, stored: Node, wei
     scale = x.scale * float(weight.scale.flat[0])
     channels = weight.data.shape[0]
     bias_data = cx.bias(bias, np.asarray(scale), channels)
-    multiplier, shift = single_multiplier(scale / float(cx.result.q.scale))
+    multiplier, shift = quantize_single_multiplier(scale / float(cx.result.q.scale))
     bias_node = sums_node = None
     if cx.isa is Isa.MVE:  # the MVE kernel ignores the bias operand: the weight sums include it
         sums_node = cx.emit.constant(compute_kernel_sum(weight.data, bias_data, -x.zero_point, 0), "weight_sums")
@@ -72,7 +72,7 @@ def multiply_matrices(cx: KernelContext) -> QuantizedValue:
     left, right = cx.emit.materialize(first), cx.emit.materialize(second, swapped)
     left = cx.emit.expand(_with_rank(cx, left, len(batch) + 2), (*batch, rows, depth))
     right = cx.emit.expand(_with_rank(cx, right, len(batch) + 2), (*batch, columns, depth))
-    multiplier, shift = single_multiplier(first.scale * second.scale / float(cx.result.q.scale))
+    multiplier, shift = quantize_single_multiplier(first.scale * second.scale / float(cx.result.q.scale))
     node = cx.emit.call_kernel(
         "quantized_batch_matmul",
         *(cx.emit.reshape(left, (batch_size, rows, depth)), -first.zero_point),

@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from arm_backend_core.cortex_m.fixed_point import quantize_multiplier
 from arm_backend_core.cortex_m.quantized_value import QuantizedValue
-from arm_backend_core.cortex_m.rules.context import KernelContext, rule, single_multiplier
+from arm_backend_core.cortex_m.rules.context import KernelContext, quantize_single_multiplier, rule
 from arm_backend_core.cortex_m.rules.image_layout import (
     from_nhwc_image_in_layout,
     spatial_pair,
@@ -176,7 +176,7 @@ def _sum_dimensions(cx: KernelContext, x: QuantizedValue, reduced: list[int], fa
     kept = [d for d in range(x.rank) if d not in reduced]
     size, count = (int(np.prod([x.shape[d] for d in part])) for part in (reduced, kept))
     rows = cx.emit.reshape(cx.emit.materialize(x, (*kept, *reduced)), (1, count, size))
-    multiplier, shift = single_multiplier(x.scale * factor / float(cx.result.q.scale))
+    multiplier, shift = quantize_single_multiplier(x.scale * factor / float(cx.result.q.scale))
     node = cx.emit.call_kernel(
         "quantized_batch_matmul",
         *(cx.emit.constant(np.ones((1, 1, size), np.int8), "ones"), 0, rows, -x.zero_point),

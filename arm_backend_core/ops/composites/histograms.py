@@ -26,9 +26,8 @@ def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0, *, quantiz
         if not use_data_range:
             return counts
         middle = x.numel() * (torch.arange(bins) == bins // 2).to(x.dtype)
-        return torch.where(
-            torch.eq(flat.amin(), flat.amax()), middle, counts
-        )  # a range of width 0 is widened by 1 on each side
+        # PyTorch widens a range of width 0 by 1 on each side, so that all elements fall into the middle bin.
+        return torch.where(torch.eq(flat.amin(), flat.amax()), middle, counts)
     if use_data_range:
         same = torch.eq(flat.amin(), flat.amax()).to(x.dtype)
         low, high = low - same, high + same

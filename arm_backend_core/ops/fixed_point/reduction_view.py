@@ -16,7 +16,9 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value, prod
 
 I32 = DType.INT32
-_MAX_ELEMENTS = 1 << 22  # a sum of 2**22 int16 needs 37 bits: to fit 29 bits, it loses the low 8 bits
+#: Maximum number of elements of a row. The magnitude of a sum of 2**22 int16 values is up to 2**37, which ``sum_of``
+#: shifts right by 8 bits. Longer rows would lose more bits.
+_MAX_ELEMENTS = 1 << 22
 
 #: If a tensor has at most ``_FEW_ROWS`` rows, U85 sums rows of more than ``_SLOW_ROW`` elements faster in parts of
 #: ``_FAST_PART`` elements: a variance of 16,384 int8 elements takes 24,426 instead of 107,136 cycles on U85-256. Rows
@@ -136,7 +138,7 @@ class ReductionView:
         U55 and U65, and a fortieth on U85. If the sum of all parts of a row could exceed 32 bits, the sums of the parts
         are shifted right before they are added.
         """
-        if self.n != 2 or peak is not None or not x.b.target.hardware.is_npu:
+        if self.n != 2 or peak is not None or not x.b.target.hardware.is_ethos_u:
             total = x.to_int32().sum(self.axis, peak)
             if self.parts == 1:
                 return total

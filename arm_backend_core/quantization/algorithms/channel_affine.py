@@ -240,7 +240,7 @@ class _Rewriter:
         shape = chain.source.meta["val"].shape
         if chain.axis != 1 or len(shape) not in (3, 4):
             return "its channels are not dimension 1 of a tensor with 3 or 4 dimensions"
-        if not self.hardware.is_npu:
+        if not self.hardware.is_ethos_u:
             return "the target has no NPU"
         if not _is_beside_convolution(chain):
             return "no convolution is next to it, so that a depthwise convolution would need TRANSPOSEs"

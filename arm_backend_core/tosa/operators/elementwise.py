@@ -73,8 +73,9 @@ def _clamp(op: Op, x: Array) -> Array:
 def _table_violations(op: Op) -> Iterator[str]:
     table = np.asarray(op.attrs["table"])
     is_int16 = op.inputs[0].dtype is DType.INT16
-    if table.shape != (513 if is_int16 else 256,):
-        yield f"a table of shape {table.shape} ({513 if is_int16 else 256} entries)"
+    entries = 513 if is_int16 else 256
+    if table.shape != (entries,):
+        yield f"a table of shape {table.shape} in place of ({entries},)"
     elif is_int16 and np.any(np.abs(np.diff(table.astype(np.int32)) + 0.5) > 32768):
         yield "neighbouring entries more than 32767 apart; halve the table's range"
 
@@ -234,13 +235,13 @@ def _rescale_violations(op: Op) -> Iterator[str]:
     multiplier, shift = (np.asarray(attrs[name], dtype=np.int64) for name in ("multiplier", "shift"))
     channels = source.shape[-1:] if attrs["per_channel"] else (1,)
     if attrs["output_unsigned"] or (attrs["input_unsigned"] and source.dtype is not DType.INT8):
-        yield "unsigned values, which this compiler emits only as the INT8 input"
+        yield "an unsigned output, or an unsigned input that is not INT8; this compiler emits neither"
     if attrs["input_unsigned"] and op.output.dtype is DType.INT32:
         yield "an unsigned input and a result of int32"
     if multiplier.shape != channels or shift.shape != channels:
         yield f"{multiplier.size} multipliers and {shift.size} shifts for {source!r}"
     if attrs["scale32"] == (source.dtype is DType.INT48) and attrs["scale32"]:
-        yield "a 32-bit multiplier for int48 (16 bits)"
+        yield "a 32-bit multiplier for int48, which requires a 16-bit multiplier"
     if not attrs["scale32"] and attrs["rounding_mode"] == "DOUBLE_ROUND":
         yield "DOUBLE_ROUND and a 16-bit multiplier"
     if multiplier.min() < 0 or multiplier.max() > (1 << (31 if attrs["scale32"] else 15)) - 1:

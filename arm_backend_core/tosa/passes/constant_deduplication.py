@@ -24,7 +24,7 @@ def deduplicate_constants(graph: Graph, target: Target) -> None:
 
     NPUs are skipped, because Vela encodes the weights separately for each reader.
     """
-    if target.hardware.is_npu:
+    if target.hardware.is_ethos_u:
         return
     for subgraph in (graph, *(region for op in graph.walk() for region in op.regions)):
         uses: dict[Any, list[tuple[Op, int]]] = {}

@@ -38,7 +38,7 @@ def duplicate_convolutions(graph: Graph, target: Target) -> None:
     A separate per-channel RESCALE takes 20 cycles per element on U55-128. On U55, Vela rejects a RESCALE of INT48 that
     it does not fuse into the convolution.
     """
-    if target.hardware.is_npu:
+    if target.hardware.is_ethos_u:
         apply_once(graph, target, {"RESCALE": [_duplicate_convolution]})
 
 
@@ -49,7 +49,7 @@ def duplicate_rescales(graph: Graph, target: Target) -> None:
     share a RESCALE, Vela converts the tensor to int32 and computes both sums in int32: 64 x 64 x 24 elements take
     2,880,000 instead of 1,110,000 cycles on U55-128, with six times the SRAM.
     """
-    if target.hardware.is_npu and not target.hardware.fuses_shared_rescale:
+    if target.hardware.is_ethos_u and not target.hardware.fuses_shared_rescale:
         apply_once(graph, target, {kind: [_duplicate_rescales] for kind in ("ADD", "MUL", "SUB")})
 
 

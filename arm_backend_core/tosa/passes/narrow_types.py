@@ -36,7 +36,7 @@ def convert_weights_to_int4(graph: Graph, target: Target) -> None:
 
     NPUs are skipped: Vela encodes equal INT4 and int8 weights in the same way, so INT4 saves nothing.
     """
-    for op in graph.ops if not target.hardware.is_npu else ():
+    for op in graph.ops if not target.hardware.is_ethos_u else ():
         if op.attrs.get("weight_zp") != 0:
             continue
         x, weight, bias = op.inputs

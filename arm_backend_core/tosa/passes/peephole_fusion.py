@@ -94,14 +94,14 @@ def log2_scale(op: Op) -> int | None:
     return exponent if factor > 0 and factor & (factor - 1) == 0 and exponent >= 0 else None
 
 
-def is_rescale_by_one(op: Op) -> bool:
+def has_unit_scale(op: Op) -> bool:
     """Whether ``op`` is a RESCALE by 1. It may change the zero point, and it saturates to the output type."""
     return op.kind == "RESCALE" and log2_scale(op) == 0
 
 
-def is_identity_rescale(op: Op) -> bool:
+def has_unit_scale_and_no_zero_points(op: Op) -> bool:
     """Whether ``op`` is a RESCALE by 1 without zero points. It changes no value that fits the output type."""
-    return is_rescale_by_one(op) and op.attrs["input_zp"] == op.attrs["output_zp"] == 0
+    return has_unit_scale(op) and op.attrs["input_zp"] == op.attrs["output_zp"] == 0
 
 
 def merge_rescale(op: Op, rewriter: Rewriter) -> Value | None:

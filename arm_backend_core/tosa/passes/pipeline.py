@@ -103,8 +103,8 @@ PASSES = (
     ),
     ScheduledPass(
         booleans.lower_bool_to_int8,
-        "TABLEs have replaced the int8 chains that contain comparisons. This pass makes the other comparisons int8, so "
-        "that chains of the next round can contain them.",
+        "TABLEs have replaced the int8 chains that have comparisons inside. This pass gives the other comparisons "
+        "an int8 result, so that TABLEs of the next round can replace them.",
         BOOLEANS_LOWERED,
     ),
     ScheduledPass(
@@ -175,7 +175,8 @@ LAST_PASSES = (
     ScheduledPass(outline_control_flow, "The earlier passes do not handle operators with regions.", FINAL),
     ScheduledPass(
         deduplicate_constants,
-        "Constant folding would remove its RESHAPEs. Each outlined region has its own constants.",
+        "It stores equal constants of different shapes once and reshapes them, and constant folding would fold these "
+        "RESHAPEs into constants again. Each outlined region has its own constants.",
         FINAL,
     ),
 )

@@ -184,7 +184,8 @@ def rewrite_to_fixpoint(graph: Graph, target: Target, rules: RulesByKind) -> Non
 
     A rule must remove an operator, or move it past another operator. All rules of a set move operators in the same
     direction. An operator can therefore move at most as often as there are operators, which bounds the number of
-    sweeps. A rule that splits an operator (``rewrite_strided_convolution`` splits a stride) needs a few more sweeps.
+    sweeps. A rule that splits an operator (``rewrite_by_space_to_depth_or_im2col`` splits a stride) needs a few more
+    sweeps.
 
     Raises:
         AssertionError: the number of sweeps exceeds the bound, because two rules undo each other.

@@ -1,9 +1,9 @@
 """Space-to-depth and im2col for Ethos-U: pixels become channels, so that strided CONV2Ds of few channels use all MACs.
 
-In one step, the hardware multiplies 8 input channels of four kernel elements (int8) or of two (int16). An image of 3
-channels uses three of the eight. Space-to-depth merges neighbouring pixels of a row, which are contiguous in NHWC, into
-the channels of one pixel. For example, a 7x7 kernel with stride 2 on 3 channels equals a 7x4 kernel with stride (2, 1)
-on 6 channels.
+In one step, the hardware multiplies 8 input channels at four positions of the kernel (int8), or at two (int16). An
+image of 3 channels uses three of the eight. Space-to-depth merges neighbouring pixels of a row, which are contiguous in
+NHWC, into the channels of one pixel. For example, a 7x7 kernel with stride 2 on 3 channels equals a 7x4 kernel with
+stride (2, 1) on 6 channels.
 
 The rewrite is exact: each pixel is multiplied by the same weight as before, and the added weights are zero. Estimates
 of Vela 5.1 in cycles, without -> with the rewrite:
@@ -33,14 +33,14 @@ Array = np.ndarray[Any, Any]
 #: Penalty in cycles for each operation into which Vela splits a convolution with a large stride. The penalty exceeds
 #: the cycles of all candidates without such a stride.
 _SPLIT_STRIDE_COST = 1e12
-#: Maximum number of elements of an im2col patch. ``_ReshapePatches`` is cheaper for larger patches.
+#: Maximum number of elements of an im2col patch. ``_NonOverlappingWindowConv`` is cheaper for larger patches.
 _MAX_IM2COL_PATCH = 256
 
 
 def apply_space_to_depth(graph: Graph, target: Target) -> None:
     """Apply space-to-depth or im2col to every CONV2D whose estimated cycles it reduces."""
-    if target.hardware.is_npu:
-        rewrite_to_fixpoint(graph, target, {"CONV2D": [rewrite_strided_convolution]})
+    if target.hardware.is_ethos_u:
+        rewrite_to_fixpoint(graph, target, {"CONV2D": [rewrite_by_space_to_depth_or_im2col]})
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,10 @@ class _ConvAxis:
     def im2col_splits(self, max_stride: int) -> Iterator[tuple[_ConvAxis, _ConvAxis]]:
         """Yield splits into two convolutions: (im2col, convolution of the im2col result).
 
-        The im2col of the first split moves the elements of one stride into channels. If the stride exceeds
-        ``max_stride``, the im2col moves 2 elements if 2 divides the stride, else 3 if 3 divides the stride, else 1. The
-        second split, for kernels from 2 to 8 and strides up to ``max_stride``, moves a whole window.
+        The im2col of the first split merges ``stride`` neighbouring elements into channels, so that the convolution
+        after it has stride 1. If the stride exceeds ``max_stride``, the im2col merges 2 elements if 2 divides the
+        stride, else 3 if 3 divides the stride, else 1. The second split, for kernels from 2 to 8 and strides up to
+        ``max_stride``, merges a whole window.
         """
         factor = self.stride
         if factor > max_stride:
@@ -128,7 +129,7 @@ class _ConvCostModel:
         depth_first = window * 4 * -(-in_channels // 32)
         macs_per_channel = min(part_kernel_first, depth_first) * 8 * (2 if self.is_int16 else 1)
         mac_cycles = -(-out_channels // 8) * 8 * macs_per_channel / macs
-        write_cycles = out_channels * hardware.macs_per_result / macs
+        write_cycles = out_channels * hardware.macs_per_write / macs
         return (
             split_operations * _SPLIT_STRIDE_COST
             + hardware.start_cycles
@@ -136,7 +137,7 @@ class _ConvCostModel:
         )
 
 
-def rewrite_strided_convolution(op: Op, rewriter: Rewriter) -> Value | None:
+def rewrite_by_space_to_depth_or_im2col(op: Op, rewriter: Rewriter) -> Value | None:
     """Replace a CONV2D by its cheapest space-to-depth or im2col candidate.
 
     None if no candidate saves more than half the start cycles of an operation, or if the convolution is not eligible:
@@ -159,8 +160,8 @@ def rewrite_strided_convolution(op: Op, rewriter: Rewriter) -> Value | None:
 def _skip_slice_of_unread_elements(op: Op) -> Value:
     """The input of a CONV2D, or the input of the SLICE before it if that SLICE removes only elements that are not read.
 
-    If windows extend beyond the sliced size, the SLICE stays: the windows read padding there and not the removed
-    elements.
+    The SLICE stays if windows extend beyond the sliced size: without the SLICE, they would read the removed elements
+    instead of padding.
     """
     x = op.inputs[0]
     slice_op = producer(x, "SLICE")
@@ -212,7 +213,7 @@ class _Convolution:
                 return  # the next application of the rule handles the height
         patches = rows.kernel == rows.stride > limit and rows.pad_before == 0 and rows.pad_after <= 0
         if patches and columns.stride == 1 and rows.stride * self.x.shape[3] > _MAX_IM2COL_PATCH:
-            yield _ReshapePatches(self)
+            yield _NonOverlappingWindowConv(self)
             return
         along_rows = [(rows.identity, rows), *rows.im2col_splits(limit)]
         along_columns = [(columns.identity, columns), *columns.im2col_splits(limit)]
@@ -325,7 +326,7 @@ def emit_identity_convolution(
 
 
 @dataclass(frozen=True)
-class _ReshapePatches:
+class _NonOverlappingWindowConv:
     """Convolution of non-overlapping windows along the height that have too many elements for im2col.
 
     On U55 and U65, a TRANSPOSE moves the elements of a window into channels. On U85, where a TRANSPOSE is slow, each

@@ -86,7 +86,7 @@ class _ChainFinder:
         return None if entries is None else (root, entries, merge_origins(removed))
 
     def _is_continued(self, op: Op, root: Value) -> bool:
-        """Whether all readers of ``op`` are in the same chain and return int8, so that a longer chain ends there."""
+        """Whether every reader of ``op`` continues the chain and returns int8, so that a longer chain ends there."""
         users = self.users.get(op.output, [])
         if op.output in self.outputs or not users:
             return False

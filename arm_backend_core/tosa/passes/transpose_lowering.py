@@ -22,13 +22,13 @@ from arm_backend_core.tosa.vela_workarounds.copies import emit_copy
 
 def sink_slices(graph: Graph, target: Target) -> None:
     """Move SLICEs behind TRANSPOSEs, next to the convolutions that read them."""
-    if target.hardware.is_npu:
+    if target.hardware.is_ethos_u:
         apply_once(graph, target, {"TRANSPOSE": [sink_slice]})
 
 
 def lower_transposes(graph: Graph, target: Target) -> None:
     """Lower each TRANSPOSE for ``target``. The pass must not run twice: it would lower its own results again."""
-    if target.hardware.is_npu:
+    if target.hardware.is_ethos_u:
         apply_once(graph, target, {"TRANSPOSE": [lower_transpose], "MATMUL": [transpose_before_matmul]})
 
 

@@ -147,14 +147,14 @@ def _has_foldable_pad(op: Op, value: Value) -> bool:
     return source is not None and source.attrs["pad_const"] == 0 and not any(op.attrs["pad"])
 
 
-def _becomes_padding_of_images(op: Op, value: Value, rewriter: Rewriter) -> bool:
-    """Whether a PAD with 0 and a RESHAPE precede a convolution of several images.
+def _becomes_padding_of_batch(op: Op, value: Value, rewriter: Rewriter) -> bool:
+    """Whether a PAD with 0 and a RESHAPE precede a convolution of several batch items.
 
-    Bug ``padded_images``: Vela folds the PAD into the convolution as if the tensor were one image. A copy of the
+    Bug ``padded_images``: Vela folds the PAD into the convolution as if the tensor were one batch item. A copy of the
     operand prevents this.
     """
-    has_reshaped_images = value.shape[0] > 1 and value.producer is not None and value.producer.kind == "RESHAPE"
-    return has_reshaped_images and _has_foldable_pad(op, value)
+    has_reshaped_batch = value.shape[0] > 1 and value.producer is not None and value.producer.kind == "RESHAPE"
+    return has_reshaped_batch and _has_foldable_pad(op, value)
 
 
 PADDING_ONLY_PHASE_WORKAROUND = Workaround("padding_only_phase", CONVOLUTIONS, _has_padding_only_phase, _pad_by_copy)
@@ -162,5 +162,5 @@ WORKAROUNDS: tuple[AnyWorkaround, ...] = (
     GraphWorkaround("equal_weights", _find_equal_weights, _make_weights_distinct),
     Workaround("unreached_output", ("TRANSPOSE_CONV2D",), _match_unreached_output, _extend_kernel),
     copy_operands_where("padded_zero", CONVOLUTIONS, _becomes_nonzero_padding),
-    copy_operands_where("padded_images", CONVOLUTIONS, _becomes_padding_of_images, releases=((5, 1),)),
+    copy_operands_where("padded_images", CONVOLUTIONS, _becomes_padding_of_batch, releases=((5, 1),)),
 )

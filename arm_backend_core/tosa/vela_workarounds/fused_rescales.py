@@ -15,8 +15,8 @@ from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
 from arm_backend_core.tosa.passes.layout_modes import is_free_permutation
 from arm_backend_core.tosa.passes.peephole_fusion import (
-    is_identity_rescale,
-    is_rescale_by_one,
+    has_unit_scale,
+    has_unit_scale_and_no_zero_points,
     log2_scale,
     rescale_factors,
 )
@@ -49,7 +49,7 @@ def _is_scaled_maximum(op: Op, rewriter: Rewriter) -> bool:
         return False
 
     def can_skip(before: Op) -> bool:
-        keeps_values = before.kind in ("IDENTITY", "RESHAPE") or is_identity_rescale(before)
+        keeps_values = before.kind in ("IDENTITY", "RESHAPE") or has_unit_scale_and_no_zero_points(before)
         return keeps_values and rewriter.has_one_use(before.output)
 
     maximum, _ = trace_back(op.inputs[0], can_skip)
@@ -121,10 +121,9 @@ def _match_unequal_scales(op: Op, rewriter: Rewriter) -> _ScaledSum | None:
 def _enlarge_scales(op: Op, match: _ScaledSum, rewriter: Rewriter) -> Value:
     """Multiply the operand scales by 2**e, so that the larger one is 2**14 or 2**19, and divide the last scale by 2**e.
 
-    The sum stays within 31 bits. The scales cannot be multiplied if the larger one is not a power of two, if the last
-    RESCALE has double rounding, or if its shift would exceed 62. In these cases, a MUL scales one operand instead,
-    because Vela does not fuse a MUL. If data movement follows the sum, a copy prevents Vela from fusing the last
-    RESCALE.
+    The sum stays within 31 bits. This is impossible in three cases: the larger scale is not a power of two, the last
+    RESCALE has double rounding, or its shift would exceed 62. In these cases, a MUL scales one operand instead, because
+    Vela does not fuse a MUL. If data movement follows the sum, a copy prevents Vela from fusing the last RESCALE.
     """
     addition, rescales, factors, exponent = match.addition, match.rescales, match.factors, match.exponent
     b, attrs, large = rewriter.builder, dict(op.attrs), max(factors)
@@ -173,7 +172,7 @@ def _find_integer_scales(addition: Op, rewriter: Rewriter, *, use_merged: bool) 
 
 def _first_of_merged_rescales(rescale: Op, rewriter: Rewriter) -> Op:
     """The first of the consecutive RESCALEs that Vela merges into ``rescale``. All but the first are by 1."""
-    while is_identity_rescale(rescale) and rewriter.has_one_use(rescale.inputs[0]):
+    while has_unit_scale_and_no_zero_points(rescale) and rewriter.has_one_use(rescale.inputs[0]):
         before = producer(rescale.inputs[0], "RESCALE")
         if before is None or before.attrs["input_unsigned"]:  # Vela reads uint8 in an operation of its own
             break
@@ -205,7 +204,7 @@ def _loses_scale_in_reader(op: Op, rewriter: Rewriter, *, kinds: tuple[str, ...]
 def _is_read_by(kinds: tuple[str, ...], op: Op, rewriter: Rewriter) -> bool:
     """Whether an operator of these kinds reads the RESCALE ``op``, directly or through RESCALEs by 1."""
     readers = [reader for reader, _ in readers_past_views(op.output, rewriter, frozenset())]
-    merged = [reader for reader in readers if is_rescale_by_one(reader)]
+    merged = [reader for reader in readers if has_unit_scale(reader)]
     return any(reader.kind in kinds for reader in readers) or any(
         _is_read_by(kinds, rescale, rewriter) for rescale in merged
     )
@@ -302,7 +301,7 @@ def _loses_clipping_in_reader(op: Op, rewriter: Rewriter) -> bool:
 
 def _clips_to_own_type(op: Op | None) -> bool:
     """Whether ``op``, for example a RESCALE by 1, clips to its own result type after Vela fuses a RESCALE into it."""
-    return op is not None and (op.kind in _OWN_TYPE_CLIPPING_KINDS or is_rescale_by_one(op))
+    return op is not None and (op.kind in _OWN_TYPE_CLIPPING_KINDS or has_unit_scale(op))
 
 
 LOST_MAXIMUM_SCALE_WORKAROUND = Workaround(

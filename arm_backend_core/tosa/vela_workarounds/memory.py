@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
 from arm_backend_core.tosa.passes.element_order import restores_order
-from arm_backend_core.tosa.passes.peephole_fusion import is_rescale_by_one
+from arm_backend_core.tosa.passes.peephole_fusion import has_unit_scale
 from arm_backend_core.tosa.passes.peephole_movement import equal_without_ones
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, skip_through, trace_back
 from arm_backend_core.tosa.vela_workarounds.convolutions import CONVOLUTIONS
@@ -41,7 +41,7 @@ def _loses_slice_offset(op: Op, value: Value, rewriter: Rewriter) -> bool:
 
     def can_skip(before: Op) -> bool:
         keeps_shape = equal_without_ones(before.output.shape, before.inputs[0].shape)
-        return keeps_shape and (before.kind == "RESHAPE" or is_rescale_by_one(before))
+        return keeps_shape and (before.kind == "RESHAPE" or has_unit_scale(before))
 
     value, views = trace_back(value, can_skip)
     if any(view.kind == "RESHAPE" for view in views) and (axes or "axis" in op.attrs):
@@ -55,7 +55,7 @@ def _loses_slice_offset(op: Op, value: Value, rewriter: Rewriter) -> bool:
 
 def _is_slice_behind_cancelling_transposes(value: Value) -> bool:
     """Whether the TRANSPOSEs between a SLICE and ``value`` cancel, so that Vela removes all of them."""
-    sliced, views = trace_back(value, lambda op: op.kind in ("RESHAPE", "TRANSPOSE") or is_rescale_by_one(op))
+    sliced, views = trace_back(value, lambda op: op.kind in ("RESHAPE", "TRANSPOSE") or has_unit_scale(op))
     moves = [view for view in views if view.kind != "RESCALE"]
     has_transpose = any(move.kind == "TRANSPOSE" for move in moves)
     return has_transpose and producer(sliced, "SLICE") is not None and restores_order(sliced, moves)

@@ -10,7 +10,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.operators import ELEMENTWISE
 from arm_backend_core.tosa.operators.elementwise import rescale_input_range
-from arm_backend_core.tosa.passes.peephole_fusion import is_identity_rescale, log2_scale, rescale_factors
+from arm_backend_core.tosa.passes.peephole_fusion import has_unit_scale_and_no_zero_points, log2_scale, rescale_factors
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, skip_through, trace_back
 from arm_backend_core.tosa.vela_workarounds.copies import broadcast_constant, copy_operands_where, copy_result
 from arm_backend_core.tosa.vela_workarounds.workaround import AnyWorkaround, Workaround
@@ -34,7 +34,7 @@ def _loses_clipping(op: Op, rewriter: Rewriter, *, scaled: bool = False) -> bool
     source, dtype = op.inputs[0], op.output.dtype
     if log2_scale(op) != 0 or dtype.bytes >= source.dtype.bytes or op.attrs["rounding_mode"] != "SINGLE_ROUND":
         return False
-    return not (is_identity_rescale(op) and _fits_type(source, dtype)) and _is_widened_again(
+    return not (has_unit_scale_and_no_zero_points(op) and _fits_type(source, dtype)) and _is_widened_again(
         op.output, rewriter, scaled=scaled
     )
 
@@ -97,7 +97,9 @@ def _loses_clipping_at_zero_point(op: Op, rewriter: Rewriter) -> bool:
     """
     x, _ = trace_back(
         op.inputs[0],
-        lambda step: step.kind == "RESHAPE" or (is_identity_rescale(step) and step.output.dtype is DType.INT32),
+        lambda step: (
+            step.kind == "RESHAPE" or (has_unit_scale_and_no_zero_points(step) and step.output.dtype is DType.INT32)
+        ),
     )
     before = producer(x, "RESCALE")
     if before is None or op.attrs["input_zp"] or not op.attrs["output_zp"] or log2_scale(op) != 0:
@@ -112,7 +114,7 @@ def _may_clip(op: Op) -> bool:
     """
     source, (low, high) = op.inputs[0], op.output.dtype.range
     if source.dtype.bytes > op.output.dtype.bytes:
-        return not (is_identity_rescale(op) and _fits_type(source, op.output.dtype))
+        return not (has_unit_scale_and_no_zero_points(op) and _fits_type(source, op.output.dtype))
     scale = float(rescale_factors(op).max())
     ends = rescale_input_range(op)
     results = [round((end - op.attrs["input_zp"]) * scale + op.attrs["output_zp"]) for end in ends]
@@ -183,7 +185,7 @@ def _value_bounds(value: Value, depth: int = 8) -> tuple[float, float]:
         return (max(a, c), max(b, d)) if op.kind == "MAXIMUM" else (min(a, c), min(b, d))
     if op is not None and depth and op.kind in ("MUL", "ARITHMETIC_RIGHT_SHIFT") and op.inputs[1].size == 1:
         return _bounds_of_mul_or_shift(op, _value_bounds(op.inputs[0], depth - 1))
-    if op is not None and depth and (op.kind in ("CAST", "RESHAPE") or is_identity_rescale(op)):
+    if op is not None and depth and (op.kind in ("CAST", "RESHAPE") or has_unit_scale_and_no_zero_points(op)):
         low, high = _value_bounds(op.inputs[0], depth - 1)
         if type_min <= low and high <= type_max:
             return low, high

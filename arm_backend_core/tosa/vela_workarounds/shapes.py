@@ -21,13 +21,13 @@ def _strip_leading_ones(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(shape[next((i for i, size in enumerate(shape) if size > 1), len(shape)) :])
 
 
-def _is_activation_of_images(op: Op, rewriter: Rewriter) -> bool:
-    """Match a TABLE or CLAMP of several images that Vela fuses into its producer.
+def _is_batched_activation(op: Op, rewriter: Rewriter) -> bool:
+    """Match a TABLE or CLAMP of several batch items that Vela fuses into its producer.
 
-    A tensor holds several images if it has more than three dimensions after leading dimensions of size 1.
+    A tensor holds several batch items if it has more than three dimensions after leading dimensions of size 1.
 
-    Bug ``batched_activation``: Vela splits the activation by images, and gives the shape of one image to the result of
-    the producer, but not to its input. After elementwise operators and SLICEs, the result is correct.
+    Bug ``batched_activation``: Vela splits the activation by batch items, and gives the shape of one item to the result
+    of the producer, but not to its input. After elementwise operators and SLICEs, the result is correct.
     """
     x, before = op.inputs[0], skip_through(op.inputs[0], "RESCALE").producer
     if before is None or before.kind in (*ELEMENTWISE, "SLICE"):
@@ -36,29 +36,29 @@ def _is_activation_of_images(op: Op, rewriter: Rewriter) -> bool:
 
 
 def _flatten_activation(op: Op, match: bool, rewriter: Rewriter) -> Value:
-    """Emit the TABLE or CLAMP in rank 3, so that Vela does not split it by images."""
+    """Emit the TABLE or CLAMP in rank 3, so that Vela does not split it by batch items."""
     b, x = rewriter.builder, op.inputs[0]
     flat = (prod(x.shape[:-2]), *x.shape[-2:])
     return b.reshape(b.emit(op.kind, (b.reshape(x, flat),), op.output.dtype, **op.attrs), x.shape)
 
 
-def _is_slice_of_other_rank(op: Op, rewriter: Rewriter, *, single_image: bool = False) -> bool:
+def _is_slice_of_other_rank(op: Op, rewriter: Rewriter, *, includes_batch_of_one: bool = False) -> bool:
     """Match a SLICE and a RESHAPE of it that adds or removes leading dimensions of size 1, in rank 5 or 6.
 
-    Bug ``slice_rank_mismatch``: Vela splits the reader of the RESHAPE by images. The reader reads the SLICE in the rank
-    of the SLICE, but computes the offset of an image in the rank of the RESHAPE. It reads one image repeatedly, or
-    beyond the end of the tensor. The rank before or after the RESHAPE must be 5 or 6: Vela pads lower ranks to 4, so
-    that they do not differ.
+    Bug ``slice_rank_mismatch``: Vela splits the reader of the RESHAPE by batch items. It reads them with the shape
+    before the RESHAPE, but computes the offset of each item from the shape after the RESHAPE, which has another rank.
+    The program reads one item repeatedly, or beyond the end of the tensor. The rank before or after the RESHAPE must be
+    5 or 6: Vela pads lower ranks to 4, so that they do not differ.
 
     Args:
         op: the RESHAPE.
         rewriter: the rewriter of the graph.
-        single_image: also match a SLICE of one image if the rank grows (bug ``slice_rank_growth``).
+        includes_batch_of_one: also match a SLICE of one batch item if the rank grows (bug ``slice_rank_growth``).
     """
     x, source = op.inputs[0], skip_through(op.inputs[0], "RESCALE").producer
     added_dimensions = max(4, op.output.rank) - max(4, x.rank)
     is_affected = (
-        len(_strip_leading_ones(x.shape)) > 3 or (single_image and added_dimensions > 0)
+        len(_strip_leading_ones(x.shape)) > 3 or (includes_batch_of_one and added_dimensions > 0)
     ) and _strip_leading_ones(x.shape) == _strip_leading_ones(op.output.shape)
     if source is None or source.kind != "SLICE" or not added_dimensions or not is_affected:
         return False
@@ -99,7 +99,8 @@ def _cancels_vela_transpose(op: Op, rewriter: Rewriter, *, is_result: bool) -> b
 def _is_returned(value: Value, rewriter: Rewriter) -> bool:
     """Whether ``value`` or a RESHAPE of it is an output of the program.
 
-    After the pass ``make_outputs_distinct``, an IDENTITY is between a program input and an output of the same value.
+    An IDENTITY counts as an output: ``make_outputs_distinct`` inserts one to return an input, a constant or a value
+    that is already an output.
     """
     readers = rewriter.users(value)
     if readers is None:
@@ -194,7 +195,7 @@ def _broadcasts_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
     """Whether arithmetic broadcasts a first operand whose shape Vela gets wrong.
 
     Bug ``reshaped_broadcast``: for a RESHAPE of a SLICE of rank 5 or 6, Vela uses the rank of the SLICE. If both
-    operands are broadcast, Vela uses the shape in which another operator reads the first one, as in
+    operands are broadcast, and another operator reads the first one in another shape, Vela uses this other shape, as in
     ``reshaped_select``. A copy has a single shape.
     """
     if value is not op.inputs[0] or value.shape == op.output.shape:
@@ -227,8 +228,8 @@ WORKAROUNDS: tuple[AnyWorkaround, ...] = (
         releases=((5, 1),),
     ),
     Workaround("reverse_overflow", ("REVERSE",), _match_high_rank_reverse, _reverse_in_rank_three),
-    Workaround("slice_rank_growth", ("RESHAPE",), partial(_is_slice_of_other_rank, single_image=True), _copy_slice),
     Workaround(
-        "batched_activation", ("TABLE", "CLAMP"), _is_activation_of_images, _flatten_activation, True, ((5, 1),)
+        "slice_rank_growth", ("RESHAPE",), partial(_is_slice_of_other_rank, includes_batch_of_one=True), _copy_slice
     ),
+    Workaround("batched_activation", ("TABLE", "CLAMP"), _is_batched_activation, _flatten_activation, True, ((5, 1),)),
 )

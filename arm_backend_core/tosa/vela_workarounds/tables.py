@@ -26,7 +26,7 @@ def duplicate_cheap_producers(graph: Graph, target: Target) -> None:
     column again for the other reader, a RESHAPE. By Vela's estimate for 100 elements on U55-128 and U85-256, a TABLE
     that is not fused takes 2,600 cycles. An addition or a copy takes 100.
     """
-    if target.hardware.is_npu:
+    if target.hardware.is_ethos_u:
         apply_once(graph, target, {"TABLE": [_copy_table_operand], "RESHAPE": [_duplicate_matmul_column]})
 
 

@@ -50,7 +50,7 @@ KNOWN_DISAGREEMENTS: Sequence[KnownDisagreement] = (
     KnownDisagreement(
         "refuses",
         ("RESCALE",),
-        "with unsigned values, which this compiler emits only as the INT8 input$",
+        "with an unsigned output, or an unsigned input that is not INT8; this compiler emits neither$",
         "uint8 inputs of the model become int8 at the start of a delegate. The compiler emits no other unsigned tensor",
         ("rescale/tosa-pro-int@1.0.1", "rescale_14x11x7x14x2_i16_outi16_sc1_rmS_pc1_iu1_ou0"),
     ),
