@@ -218,10 +218,24 @@ PayloadStatus read_cop1(const Block& block, EthosUPayload* payload) {
   return bad_commands(block, at, "it ends without commands");
 }
 
-// COP2, byte offsets: 0 magic, 4 uint16 major version, 6 minor, 8 uint64 number of bytes from 16 to the end, 16 entry
-// kind (1: commands), 20 number of bytes from 24 to the end, 24 number of bytes from 28 to the commands, 28 "VEUM",
-// 32 uint16 major version, 34 minor, 36 number of bytes from 40 to 60, 40 configuration, 44 architecture, 48
-// addressing, 52 uint64 fast scratch size, 60 filler.
+// Header of a COP2 stream. Fields are uint32 unless a type is given.
+//   offset  field
+//    0      magic
+//    4      major version, uint16
+//    6      minor version, uint16
+//    8      number of bytes from offset 16 to the end, uint64
+//   16      entry kind (1: commands)
+//   20      number of bytes from offset 24 to the end
+//   24      number of bytes from offset 28 to the commands
+//   28      "VEUM"
+//   32      major version of the metadata, uint16
+//   34      minor version of the metadata, uint16
+//   36      number of bytes from offset 40 to offset 60
+//   40      configuration
+//   44      architecture
+//   48      addressing
+//   52      fast scratch size, uint64
+//   60      filler
 PayloadStatus read_cop2(const Block& block, EthosUPayload* payload) {
   constexpr size_t kFixedSize = 60;
   constexpr size_t kMetadataAt = 28;
