@@ -105,7 +105,7 @@ def _assemble_recipe(
             if values["input_dtype"] == "uint8":
                 transforms.append(quantize_inputs_as_uint8)
             passes.append(edge_manager_passes.quantize_io)
-        passes.append(edge_manager_passes.dequantize_after_lookups)
+        passes.append(edge_manager_passes.dequantize_after_gather)
         # The Direct Drive runtime on Linux uses ExecuTorch's quantize kernels, which the partitioner loads.
         if spec.uses_cortex_m_quantize and not values.get("direct_drive"):
             passes.append(edge_manager_passes.use_cortex_m_quantize)

@@ -20,7 +20,7 @@ from pathlib import Path
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_recipes._internal.rendering import format_bytes
 from arm_recipes.recipe import options
-from arm_recipes.recipe.board_support import Memories, Placement, find_support
+from arm_recipes.recipe.board_support import Memories, Memory, Placement, find_support
 from arm_recipes.recipe.boards import BOARDS, Board
 from arm_recipes.recipe.compile_specs import SPEC_BUILDERS
 
@@ -218,8 +218,17 @@ def _memory_items(family: BoardFamily) -> Iterator[ListItem]:
         if support is not None and support.memories is not None:
             boards_by_memories.setdefault(support.memories, []).append(f"`{board.name}`")
     for memories, names in boards_by_memories.items():
-        regions = ", ".join(f"`{memory.name}` at `0x{memory.origin:08x}`" for memory in memories.all())
+        regions = ", ".join(
+            f"`{memory.name}` at `0x{memory.origin:08x}` ({_memory_kinds(memories, memory)})"
+            for memory in memories.all()
+        )
         yield ListItem(f"Memories in the linker scripts of {', '.join(names)}: {regions}", memories.source)
+
+
+def _memory_kinds(memories: Memories, memory: Memory) -> str:
+    """Kinds of memory, as in the table of boards, that a memory of the linker scripts serves as."""
+    kinds = {"SRAM": memories.sram, "flash": memories.flash, "DRAM": memories.dram}
+    return " and ".join(kind for kind, of_kind in kinds.items() if of_kind == memory)
 
 
 def _board_cells(board: Board) -> Iterator[str]:

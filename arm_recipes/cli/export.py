@@ -57,8 +57,8 @@ def add_command(commands: Commands) -> None:
     compilation.add_argument(
         "--verify",
         action="store_true",
-        help="run each Ethos-U delegate and compare it with the TOSA reference model, and int8 kernels with a second "
-        "implementation",
+        help="run each Ethos-U delegate and compare it with the TOSA reference model; compare int8 kernels "
+        "with a second implementation",
     )
     arguments.add_json(parser)
     parser.set_defaults(call=_export)

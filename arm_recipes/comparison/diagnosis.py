@@ -159,7 +159,7 @@ class LayerDiagnosis:
         if not errors.p999 or self._range_width / max(p999_width, qparams.scale) <= _MAX_RANGE_RATIO:
             return (
                 "rounding",
-                f"the values fill the range; {qparams.steps + 1} levels allow no better: {self._precision_advice()}",
+                f"the values fill the range, but {qparams.steps + 1} levels are too few: {self._precision_advice()}",
             )
         levels = f"so that they use about {max(round(p999_width / qparams.scale), 1)} of {qparams.steps + 1} levels"
         bulk = f"99.9 % of the values are within {errors.p999:.4g}"
@@ -196,7 +196,8 @@ class LayerDiagnosis:
         named = " and ".join(f"'{module}'" for module in self.consumers)
         is_named = 0 < len(self.consumers) <= _MAX_NAMED_MODULES
         if self.higher_precision == "FP":
-            return f"keep {f'its consumers, {named},' if is_named else 'the modules that read it'} in floating point"
-        where = f" for its consumers, {named}, or" if is_named else ""
+            consumers = f"the consumers of this result, {named}," if is_named else "the modules that read it"
+            return f"keep {consumers} in floating point"
+        where = f" for the consumers of this result, {named}, or" if is_named else ""
         title, precision = PRECISION_TITLES[self.higher_precision], self.higher_precision
         return f"use {title}{where} for the whole model by an {precision} recipe"

@@ -251,7 +251,8 @@ def _layer_cells(layer: LayerComparison) -> tuple[str, str]:
 def _format_advice(layer: LayerComparison) -> str:
     if layer.isolated is None:
         return layer.source
-    return f"{layer.isolated.advice.text} ({_format_decibels(layer.isolated.advice.sqnr)} without this error)"
+    advice = layer.isolated.advice
+    return f"{advice.text} (isolated SQNR without this cause: {_format_decibels(advice.sqnr)})"
 
 
 def _gap_cells(gap: ErrorMetrics | None) -> tuple[str, str, str]:

@@ -36,7 +36,7 @@ def build_etrecord(
     The graph in the record is the captured program, because the edge program already contains delegates.
 
     Args:
-        manager: the exported program.
+        manager: the emitted ExecuTorch program.
         method: name of the method.
         program: the captured program, a result of ``with_debug_handles``.
         calls: the delegate calls of the method.
@@ -55,7 +55,8 @@ def build_etrecord(
         mapped = {str(index): list(handles) for index, handles in call.handles.items()}
         delegates[call.instruction] = {**delegates[call.instruction], "delegate_map": mapped}
         if call.groups:
-            # The Inspector also applies this number of results to each event inside the delegate.
+            # Each event inside the delegate has one result. The Inspector reads the number of results of these events
+            # from the entry of the delegate call.
             results[call.instruction] = 1
     return ETRecord(
         edge_dialect_program=program,

@@ -14,12 +14,15 @@ from arm_recipes.recipe.boards import find_board
 from arm_recipes.runtime.build import CPP_FOLDER
 
 #: Kind of memory -> placeholder in ``linker/arm_model.ld`` that the user replaces by the name of the memory.
-_PLACEHOLDER_NAMES = {"sram": "SRAM", "flash": "FLASH_OR_DDR", "dram": "FLASH_OR_DDR"}
-#: Sections of a program, as pairs: the macro that defines the section's name, and the default name.
-_PROGRAM_SECTIONS = (
+_UNKNOWN_MEMORY_NAMES = {"sram": "SRAM", "flash": "FLASH_OR_DDR", "dram": "FLASH_OR_DDR"}
+#: Sections of the model (``.pte`` and ``.ptd``), as pairs: the macro that defines the section's name, and the default
+#: name.
+_MODEL_SECTIONS = (
     ("ARM_MODEL_PTE_SECTION", ".rodata.arm_model_pte"),
     ("ARM_MODEL_PTD_SECTION", ".rodata.arm_model_ptd"),
 )
+#: The NPU's scratch (tensor arena): inputs, outputs, intermediate and CPU tensors. ExecuTorch's temp allocator is
+#: something else.
 _SCRATCH_SECTION = ("ARM_MODEL_TEMP_SECTION", ".bss.arm_model_temp")
 _FAST_SCRATCH_SECTION = ("ARM_MODEL_FAST_SCRATCH_SECTION", ".bss.arm_model_fast_scratch")
 #: CMSIS components that each program needs, of the packs ARM::CMSIS and PyTorch::ExecuTorch.
@@ -71,7 +74,7 @@ class FirmwareBoard:
     def memory_name(self, kind: str) -> str:
         """Name of a memory in the linker script; a placeholder if no document describes the memory."""
         memory = self.memory(kind)
-        return _PLACEHOLDER_NAMES[kind] if memory is None else memory.name
+        return _UNKNOWN_MEMORY_NAMES[kind] if memory is None else memory.name
 
 
 def find_firmware_board(recipe: object) -> FirmwareBoard | None:
@@ -99,21 +102,25 @@ def find_firmware_board(recipe: object) -> FirmwareBoard | None:
     return FirmwareBoard(board.name, board.title, board.family, placement, support)
 
 
-def linker_placeholders(board: FirmwareBoard | None) -> dict[str, str]:
-    """Placeholder -> text, for the templates ``linker/arm_model.ld`` and ``zephyr/CMakeLists.txt``."""
+def memory_placeholders(board: FirmwareBoard | None) -> dict[str, str]:
+    """Placeholder of a template -> text, for ``linker/arm_model.ld`` and ``zephyr/CMakeLists.txt``.
+
+    The text contains a placeholder for the user (``_UNKNOWN_MEMORY_NAMES``) if no document describes a memory.
+    """
     if board is None:
-        program, scratch, sram = _PLACEHOLDER_NAMES["flash"], _PLACEHOLDER_NAMES["sram"], _PLACEHOLDER_NAMES["sram"]
+        program, sram = _UNKNOWN_MEMORY_NAMES["flash"], _UNKNOWN_MEMORY_NAMES["sram"]
+        scratch = sram
         replaced = "replace the names of the memories"
     else:
         placement = board.placement
         program, scratch = board.memory_name(placement.program), board.memory_name(placement.scratch)
         sram = board.memory_name("sram")
         kinds = (placement.program, placement.scratch, "sram")
-        unknown = sorted({_PLACEHOLDER_NAMES[kind] for kind in kinds if board.memory(kind) is None})
+        unknown = sorted({_UNKNOWN_MEMORY_NAMES[kind] for kind in kinds if board.memory(kind) is None})
         replaced = f"the names of the memories are those of {board.name}"
         replaced += f"; replace the placeholder {' and '.join(unknown)}" if unknown else ""
     return {
-        "PROGRAM_MEMORY": program,
+        "PTE_MEMORY": program,
         "SCRATCH_MEMORY": scratch,
         "SRAM_MEMORY": sram,
         "MEMORY_NAMES": replaced,
@@ -154,7 +161,8 @@ def render_readme_section(board: FirmwareBoard | None) -> str:
 def _npu_reach_assertion(board: FirmwareBoard | None) -> Iterator[str]:
     """Yield a linker assertion that the NPU reaches its scratch.
 
-    Yields nothing if the NPU reaches the whole memory of the scratch, or if no board or document describes this memory.
+    Yields nothing if the NPU reaches the whole memory of the scratch, if there is no board, or if no document describes
+    this memory.
     """
     memory = None if board is None else board.memory(board.placement.scratch)
     if memory is not None and memory.npu_bytes is not None:
@@ -233,7 +241,7 @@ def _zephyr_regions(board: FirmwareBoard) -> dict[tuple[str, str], str]:
     placement = board.placement
     program = zephyr.sram if placement.program == "sram" else zephyr.program
     scratch = zephyr.sram if placement.scratch == "sram" else zephyr.program
-    regions = {**dict.fromkeys(_PROGRAM_SECTIONS, program), _SCRATCH_SECTION: scratch}
+    regions = {**dict.fromkeys(_MODEL_SECTIONS, program), _SCRATCH_SECTION: scratch}
     regions[_FAST_SCRATCH_SECTION] = zephyr.sram
     return {section: region for section, region in regions.items() if region}
 
@@ -262,7 +270,7 @@ def _zephyr_script(board: FirmwareBoard, zephyr: ZephyrBoard) -> Iterator[str]:
     yield " */"
     for section, region in _zephyr_regions(board).items():
         name = _zephyr_name(section[1])
-        is_constant = section in _PROGRAM_SECTIONS
+        is_constant = section in _MODEL_SECTIONS
         yield f"{name}{'' if is_constant else ' (NOLOAD)'} : ALIGN({16 if is_constant else 32})"
         yield "{"
         yield f"  {f'KEEP(*({name}))' if is_constant else f'*({name})'}"
@@ -332,6 +340,6 @@ def _readme_zephyr(board: FirmwareBoard) -> Iterator[str]:
     overlay = f" -- -DEXTRA_DTC_OVERLAY_FILE=<this folder>/zephyr/boards/{zephyr.overlay}" if zephyr.nodes else ""
     yield f"- Zephyr: `west build -b {zephyr.target} <application>{overlay}`"
     yield f"  ([source]({zephyr.source}))."
-    if _zephyr_regions(board).get(_PROGRAM_SECTIONS[0]):
-        yield "  The addresses of program and code are far apart, so that a binary image would be large: set"
-        yield "  `CONFIG_BUILD_OUTPUT_BIN=n`, and load the ELF file."
+    if _zephyr_regions(board).get(_MODEL_SECTIONS[0]):
+        yield "  The addresses of the model (.pte) and of the code are far apart, so a binary image would be large:"
+        yield "  set `CONFIG_BUILD_OUTPUT_BIN=n`, and load the ELF file."

@@ -76,7 +76,7 @@ def run_on_host(
         RunError: a pool is too small, or the run failed for another reason.
         RuntimeUnavailable: this machine cannot build the executable, for example because there is no compiler.
     """
-    executable = build.build_firmware_runner()
+    executable = build.build_measure_pools()
     with tempfile.TemporaryDirectory(prefix="arm-firmware-") as name:
         folder = Path(name)
         (folder / "model.pte").write_bytes(program)

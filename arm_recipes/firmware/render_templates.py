@@ -11,7 +11,7 @@ from itertools import chain
 
 from arm_recipes.firmware.board_files import (
     FirmwareBoard,
-    linker_placeholders,
+    memory_placeholders,
     render_board_files,
     render_readme_section,
 )
@@ -88,7 +88,7 @@ def to_c_identifier(text: str) -> str:
 def render_files(data: FirmwareData) -> dict[str, bytes]:
     """Render all templates, and return the files by path in the folder."""
     placeholders = {**_version_placeholders(data), **_memory_placeholders(data.pools), **_build_placeholders(data)}
-    placeholders |= _planned_memory_placeholders(data.pools) | linker_placeholders(data.board)
+    placeholders |= _planned_memory_placeholders(data.pools) | memory_placeholders(data.board)
     placeholders["BOARD"] = render_readme_section(data.board)
     placeholders["TENSORS"] = "\n".join(chain.from_iterable(map(_tensor_macros, data.methods)))
     placeholders_of_file = {

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def unify_buffer_names(programs: Mapping[str, ExportedProgram]) -> bool:
     """Rename mutated buffers so that each has the same, unique name in all methods.
 
-    ExecuTorch identifies state that methods share by name.
+    ExecuTorch identifies shared state by its name.
 
     Args:
         programs: programs by method name, edited in place. They must hold the modules' own tensors, not copies,
@@ -104,10 +104,10 @@ def check_shared_buffers(programs: Mapping[str, ExportedProgram]) -> None:
             if tensor.dtype is not first.dtype or not tensor.equal(first):
                 dtypes = dtype_name(first.dtype), dtype_name(tensor.dtype)
                 raise ExportError(
-                    f"the buffer '{name}' is {dtypes[0]} in method '{other}' and {dtypes[1]} in "
-                    f"method '{method}', so they cannot share it: the methods were quantized separately. Pass the "
-                    "floating-point models of all methods to one export, with a recipe whose only quantizer is of this "
-                    "package; or use separate buffers"
+                    f"dtype or initial value of the buffer '{name}' differ between method '{other}' ({dtypes[0]}) and "
+                    f"method '{method}' ({dtypes[1]}), so they cannot share it: the methods were quantized separately. "
+                    "Pass the floating-point models of all methods to one export, with a recipe whose only quantizer "
+                    "is of this package; or use separate buffers"
                 )
 
 

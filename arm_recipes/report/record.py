@@ -37,7 +37,7 @@ CONVERSION_REMEDIES = {
 }
 #: Name of the model that ``ExportRecord.accuracy`` compares the program with.
 FLOAT_MODEL = "the floating-point model"
-#: Maximum number of measured layers of each delegate in the printed report.
+#: Maximum number of layers in each table of emulator statistics in the printed report.
 _MAX_LAYER_ROWS = 5
 
 
@@ -198,8 +198,8 @@ class ExportRecord(Renderable):
             yield from _method_sections(method, many=len(self.methods) > 1)
             yield from self._cost_sections(method)
         for name, statistics in self.measured.items():
-            yield f"Emulator counts of {name}", _measured_rows(statistics)
-            yield from _measured_layer_sections(name, statistics)
+            yield f"Emulator counts of {name}", _emulator_statistics_rows(statistics)
+            yield from _emulator_layer_sections(name, statistics)
         yield "Seconds per stage", [(stage, f"{seconds:.2f}") for stage, seconds in self.seconds.items()]
         if self.notes:
             yield "Notes", [(note,) for note in self.notes]
@@ -293,7 +293,7 @@ def _vela_rows(vela: VelaEstimates, in_data_file: bool) -> list[tuple[str, ...]]
     ]
 
 
-def _measured_rows(statistics: EthosUStatistics) -> list[tuple[str, ...]]:
+def _emulator_statistics_rows(statistics: EthosUStatistics) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [
         ("operations", f"{statistics.operations:,} by {statistics.commands:,} commands"),
         ("MACs", f"{statistics.macs:,}"),
@@ -305,7 +305,7 @@ def _measured_rows(statistics: EthosUStatistics) -> list[tuple[str, ...]]:
     return rows
 
 
-def _measured_layer_sections(name: str, statistics: EthosUStatistics) -> Iterator[Section]:
+def _emulator_layer_sections(name: str, statistics: EthosUStatistics) -> Iterator[Section]:
     """Yield the layers with the most memory traffic and those with the most MACs, with Vela's estimates."""
     by_bytes = sorted(statistics.layers, key=lambda layer: -layer.bytes_moved)[:_MAX_LAYER_ROWS]
     rows = []

@@ -1,4 +1,4 @@
-"""Build of the host plugin and of the firmware runner from C++ sources, with a cache of the binaries.
+"""Build of the host plugin and of the program ``measure_pools`` from C++ sources, with a cache of the binaries.
 
 The binaries must match the ExecuTorch library of this environment, so no wheel contains them. Compilation takes about
 12 s on two cores.
@@ -31,10 +31,10 @@ _EMULATOR_FOLDER = "emulator"
 _PLUGIN_FOLDERS = ("common", "host", "kernels", _EMULATOR_FOLDER)
 #: Registers the kernels at program start. The plugin does not contain this file: it registers the kernels itself.
 _REGISTRATION_SOURCE = "kernels/cortex_m_kernels_static_registration.cpp"
-#: Source folders of the firmware runner: the backend for firmware, the NPU emulator, and a main program that allocates
-#: memory pools of given sizes.
-_RUNNER_FOLDERS = ("backends/ethosu", "common", "emulator/driver", "firmware", "kernels", "payload", "tools")
-_RUNNER_SOURCES = (
+#: Source folders of ``measure_pools``, which executes a program on this machine in memory pools of given sizes. It
+#: contains firmware's backend and the NPU emulator.
+_MEASURE_POOLS_FOLDERS = ("backends/ethosu", "common", "emulator/driver", "firmware", "kernels", "payload", "tools")
+_MEASURE_POOLS_SOURCES = (
     "tools/measure_pools.cpp",
     "backends/ethosu/ethosu_backend.cpp",
     "backends/ethosu/npu_driver.cpp",
@@ -53,7 +53,7 @@ _DEFINES = ("-DC10_USING_CUSTOM_GENERATED_MACROS", "-DET_EVENT_TRACER_ENABLED")
 
 
 def build_plugin() -> Path:
-    """Compile the plugin if the cache has none for its sources, this ExecuTorch and ``CXX``, and return its path.
+    """Return the path of the plugin. It is compiled if the cache has none of these sources, ExecuTorch and ``CXX``.
 
     The cache is ``$XDG_CACHE_HOME/arm-recipes`` (default ``~/.cache/arm-recipes``). The compiler is ``$CXX``, otherwise
     g++, clang++ or c++.
@@ -69,24 +69,24 @@ def build_plugin() -> Path:
     return target
 
 
-def build_firmware_runner() -> Path:
-    """Compile the firmware runner (``runtime/tools/measure_pools.cpp``) if the cache has none, and return its path.
+def build_measure_pools() -> Path:
+    """Return the path of the executable ``measure_pools`` (``runtime/tools/measure_pools.cpp``), for this machine.
 
-    The runner links to the plugin, which contains the NPU emulator.
+    It is compiled if the cache does not have it. It links to the plugin, which contains the NPU emulator.
 
     Raises:
         RuntimeUnavailable: as for ``build_plugin``.
     """
     executorch, emulator = _executorch_folder(), build_plugin()
     library = executorch / "lib"
-    # Kernels register themselves when their library is loaded. The runner uses no symbol of these libraries, so the
-    # linker would drop them by default.
+    # Kernels register themselves when their library is loaded. ``measure_pools`` uses no symbol of these libraries,
+    # so the linker would drop them by default.
     kernels = ("-Wl,--no-as-needed", "-lexecutorch_kernels_optimized", "-lexecutorch_kernels_quantized")
     link_flags = (str(emulator), f"-L{library}", *kernels, "-lexecutorch", f"-Wl,-rpath,{library}")
-    target = _cache_path(f"measure_pools-{_cache_key(executorch, _RUNNER_FOLDERS, link_flags)}")
+    target = _cache_path(f"measure_pools-{_cache_key(executorch, _MEASURE_POOLS_FOLDERS, link_flags)}")
     if not target.exists():
-        sources = [*(CPP_FOLDER / unit for unit in _RUNNER_SOURCES), *list_kernel_sources()]
-        _build_binary("the program that tests firmware", executorch, target, sources, link_flags)
+        sources = [*(CPP_FOLDER / unit for unit in _MEASURE_POOLS_SOURCES), *list_kernel_sources()]
+        _build_binary("the firmware program measure_pools", executorch, target, sources, link_flags)
     return target
 
 

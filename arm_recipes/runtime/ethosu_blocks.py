@@ -137,7 +137,7 @@ def _read_block(data: memoryview, start: int, previous: str, known: Mapping[str,
     header = data[start : start + _HEADER_BYTES]
     external = header[_EXTERNAL_AT] == 1
     if external and name not in EXTERNAL_BLOCKS:
-        reason = "its data is outside the payload; only the commands and the weights may be: export it inline"
+        reason = "its data is outside the payload, where only commands and weights may be: export this block inline"
         raise damage_error(name, start + _EXTERNAL_AT, reason)
     for at in range(_EXTERNAL_AT + external, _HEADER_BYTES):
         if header[at] != 0:

@@ -92,7 +92,7 @@ def _read_cop1_header(block: Block) -> StreamHeader:
             if configuration is None:
                 raise block.error_at(at, "commands without a configuration before them")
             if size == 0 or remaining - 4 != size:
-                raise block.error_at(at, f"it announces {size} bytes of commands and has {remaining - 4} bytes")
+                raise block.error_at(at, f"its header gives {size} bytes of commands, but {remaining - 4} bytes follow")
             if (at + 4) % ALIGNMENT != 0:
                 raise block.error_at(at, "the commands do not start at a multiple of 16 bytes")
             return StreamHeader("COP1", at + 4, *configuration)
@@ -113,11 +113,13 @@ def _read_cop2_header(block: Block) -> StreamHeader:
     if (version := block.number(4, "<H")) != 1:
         raise block.error_at(4, f"its major version is {version}, not 1")
     if (upper := block.number(12)) != 0 or block.number(8) != block.size - 16:
-        reason = f"it announces {block.number(8)} bytes (upper half {upper}) and has {block.size - 16} bytes"
+        reason = f"its length field is {block.number(8)} (upper 32 bits: {upper}), but {block.size - 16} bytes follow"
         raise block.error_at(8, reason)
     entry_kind, entry_bytes = block.number(16), block.number(20)
     if entry_kind != 1 or entry_bytes != block.size - 24:
-        reason = f"its entry is of kind {entry_kind} with {entry_bytes} bytes; one entry of kind 1 fills the stream"
+        reason = (
+            f"its entry has kind {entry_kind} and {entry_bytes} bytes, instead of kind 1 and all bytes up to the end"
+        )
         raise block.error_at(16, reason)
     if bytes(block.data[metadata_at : metadata_at + 4]) != b"VEUM" or block.number(36) < fixed_bytes - 40:
         raise block.error_at(metadata_at, "its metadata is not of the known kind")

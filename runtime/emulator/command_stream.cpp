@@ -136,7 +136,7 @@ constexpr CommandName kCommandNames[] = {
     {kWeight1Base, kOnAll, "NPU_SET_WEIGHT1_BASE"},
     {kWeight1Length, kOnAll, "NPU_SET_WEIGHT1_LENGTH"},
     {kScale1Base, kOnU55U65, "NPU_SET_SCALE1_BASE"},
-    {kScale1Base, kOnU85, "NPU_SET_WEIGHT2_BASE"},
+    {kWeight2Base, kOnU85, "NPU_SET_WEIGHT2_BASE"},
     {kScale1Length, kOnU55U65, "NPU_SET_SCALE1_LENGTH"},
     {kScale1Length, kOnU85, "NPU_SET_WEIGHT2_LENGTH"},
     {kWeight3Base, kOnU85, "NPU_SET_WEIGHT3_BASE"},

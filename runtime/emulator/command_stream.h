@@ -129,7 +129,8 @@ enum Opcode : uint16_t {
   kIfm2StrideC,
   kWeight1Base = kWithWord + 144,
   kWeight1Length,
-  kScale1Base = kWithWord + 146,  // U85: WEIGHT2_BASE
+  kScale1Base = kWithWord + 146,  // U55 and U65
+  kWeight2Base = kScale1Base,     // U85: the same register
   kScale1Length,
   kWeight3Base = kWithWord + 148,
   kWeight3Length,

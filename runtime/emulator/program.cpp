@@ -14,8 +14,8 @@ constexpr int64_t kMaxElements = int64_t{1} << 26;
 // is a thousandth of it.
 constexpr uint64_t kMaxWork = uint64_t{1} << 45;
 
-// Enlarges a vector to `size` elements. Clamping makes `resize` throw for a size beyond the address space, even if
-// size_t has 32 bits.
+// Enlarges a vector to `size` elements. If size_t has 32 bits, the cast would truncate a larger size. The size is
+// therefore clamped to PTRDIFF_MAX, which exceeds max_size(), so that resize() throws.
 template <typename T>
 void grow(std::vector<T>* vector, int64_t size) {
   if (static_cast<int64_t>(vector->size()) < size) {
@@ -124,7 +124,8 @@ Status Program::finish() {
   for (int i = 0; i < kRegions; ++i) {
     state_.regions[i].size = std::min(state_.regions[i].size, required_sizes_[i]);
   }
-  return work() > kMaxWork ? failure(Error::kShape, "there are % elements to compute", static_cast<int64_t>(work()))
+  return work() > kMaxWork ? failure(Error::kShape, "there are % elements to compute, more than %",
+                                     static_cast<int64_t>(work()), int64_t{kMaxWork})
                            : Status{};
 }
 
@@ -213,7 +214,7 @@ Status Program::check_operation(const Operation& op) {
   // Check all tensors, because chained tensors need memory, too.
   const int64_t elements = std::max({op.ifm.elements(), op.uses_ifm2 ? op.ifm2.elements() : 0, op.ofm.elements()});
   if (elements > kMaxElements) {
-    return failure(Error::kShape, "a tensor has % elements", elements);
+    return failure(Error::kShape, "a tensor has % elements, more than %", elements, kMaxElements);
   }
   Status status;
   if (op.reads_ifm()) {
@@ -308,7 +309,7 @@ Bytes Program::join(const std::vector<Bytes>& parts) {
 }
 
 Status Program::add_weights(const Registers& registers, Operation* op) {
-  constexpr int kBases[] = {kWeightBase, kWeight1Base, kScale1Base, kWeight3Base};
+  constexpr int kBases[] = {kWeightBase, kWeight1Base, kWeight2Base, kWeight3Base};
   const WeightLayout layout = weight_layout(registers, *op, configuration_.is_u85());
   const uint32_t region = registers.bits(kWeightRegion, 0, 3);
   Bytes streams[4];

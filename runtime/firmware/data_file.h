@@ -27,7 +27,7 @@ class DataFile final : public executorch::runtime::NamedDataMap {
     data_ = data;
     size_ = size;
     count_ = 0;
-    if (!has(0, kHeaderAt + kHeaderSize) || std::memcmp(data + 4, "FT01", 4) != 0 ||
+    if (!in_bounds(0, kHeaderAt + kHeaderSize) || std::memcmp(data + 4, "FT01", 4) != 0 ||
         std::memcmp(data + kHeaderAt, "FH01", 4) != 0) {
       return failure("not a data file (.ptd)");
     }
@@ -38,7 +38,7 @@ class DataFile final : public executorch::runtime::NamedDataMap {
     if (segments_ == 0 || entries_ == 0) {
       return failure("a damaged data file: its tables are outside the file");
     }
-    const uint32_t count = number(entries_);
+    const uint32_t count = uint32_at(entries_);
     for (uint32_t i = 0; i < count; ++i) {
       Entry entry;
       if (!read(i, &entry)) {
@@ -101,53 +101,54 @@ class DataFile final : public executorch::runtime::NamedDataMap {
     return Error::InvalidProgram;
   }
 
-  bool has(uint64_t at, uint64_t count) const { return at <= size_ && count <= size_ - at; }
+  // Whether the file contains `count` bytes from the offset `at`.
+  bool in_bounds(uint64_t at, uint64_t count) const { return at <= size_ && count <= size_ - at; }
 
   // The functions below read flatbuffers. A position is a byte offset in the file. Position 0 means that the item is
-  // missing or outside the file. number(0) is 0.
-  uint32_t number(size_t at) const { return at != 0 && has(at, 4) ? read_u32(data_ + at) : 0; }
+  // missing or outside the file. uint32_at(0) is 0.
+  uint32_t uint32_at(size_t at) const { return at != 0 && in_bounds(at, 4) ? read_u32(data_ + at) : 0; }
 
   // Position of a field of the table at `table`.
   size_t field(size_t table, size_t index) const {
-    const uint64_t vtable = uint64_t{table} - static_cast<uint64_t>(static_cast<int32_t>(number(table)));
+    const uint64_t vtable = uint64_t{table} - static_cast<uint64_t>(static_cast<int32_t>(uint32_at(table)));
     const uint64_t at = vtable + 4 + 2 * index;
-    if (table == 0 || !has(vtable, 4) || !has(at, 2) || at + 2 > vtable + read_u16(data_ + vtable)) {
+    if (table == 0 || !in_bounds(vtable, 4) || !in_bounds(at, 2) || at + 2 > vtable + read_u16(data_ + vtable)) {
       return 0;
     }
     const size_t offset = read_u16(data_ + at);
-    return offset != 0 && has(table + offset, 4) ? table + offset : 0;
+    return offset != 0 && in_bounds(table + offset, 4) ? table + offset : 0;
   }
 
   // Position that the offset at `at` refers to.
-  size_t target(size_t at) const {
-    const uint32_t offset = number(at);
-    return offset != 0 && has(uint64_t{at} + offset, 4) ? at + offset : 0;
+  size_t dereference(size_t at) const {
+    const uint32_t offset = uint32_at(at);
+    return offset != 0 && in_bounds(uint64_t{at} + offset, 4) ? at + offset : 0;
   }
 
   // Position of the vector of 4-byte elements that the field at `at` refers to.
   size_t vector(size_t at) const {
-    const size_t start = target(at);
-    return start != 0 && has(start, 4 + 4 * uint64_t{number(start)}) ? start : 0;
+    const size_t start = dereference(at);
+    return start != 0 && in_bounds(start, 4 + 4 * uint64_t{uint32_at(start)}) ? start : 0;
   }
 
   size_t element(size_t vector, uint32_t index) const {
-    return index < number(vector) ? target(vector + 4 + 4 * size_t{index}) : 0;
+    return index < uint32_at(vector) ? dereference(vector + 4 + 4 * size_t{index}) : 0;
   }
 
-  uint64_t wide_number(size_t at) const { return at != 0 && has(at, 8) ? read_u64(data_ + at) : 0; }
+  uint64_t uint64_at(size_t at) const { return at != 0 && in_bounds(at, 8) ? read_u64(data_ + at) : 0; }
 
   bool read(uint32_t index, Entry* entry) const {
     const size_t table = element(entries_, index);
-    const size_t key = target(field(table, 0));
-    const uint64_t length = number(key);
-    if (key == 0 || !has(uint64_t{key} + 4, length + 1) || data_[key + 4 + length] != 0) {
+    const size_t key = dereference(field(table, 0));
+    const uint64_t length = uint32_at(key);
+    if (key == 0 || !in_bounds(uint64_t{key} + 4, length + 1) || data_[key + 4 + length] != 0) {
       return false;
     }
-    // Flatbuffers omit a field with the default value 0. field() then returns 0, and number() returns the value 0.
-    const size_t segment = element(segments_, number(field(table, 1)));
-    const uint64_t start = base_ + wide_number(field(segment, 0));
-    const uint64_t count = wide_number(field(segment, 1));
-    if (segment == 0 || start < base_ || !has(start, count)) {
+    // Flatbuffers omit a field with the default value 0. field() then returns 0, and uint32_at() returns the value 0.
+    const size_t segment = element(segments_, uint32_at(field(table, 1)));
+    const uint64_t start = base_ + uint64_at(field(segment, 0));
+    const uint64_t count = uint64_at(field(segment, 1));
+    if (segment == 0 || start < base_ || !in_bounds(start, count)) {
       return false;
     }
     *entry = {reinterpret_cast<const char*>(data_ + key + 4), data_ + start, static_cast<size_t>(count)};

@@ -105,8 +105,9 @@ class BlockReader {
     const uint8_t* header = data_ + start;
     const bool external = header[kExternalAt] == 1;
     if (external && id != kWeights && id != kCommands) {
-      return failure(PayloadError::kBlockHeader, kNames[id], start + kExternalAt,
-                     "its data is outside the payload; only the commands and the weights may be: export it inline");
+      return failure(
+          PayloadError::kBlockHeader, kNames[id], start + kExternalAt,
+          "its data is outside the payload, where only commands and weights may be: export this block inline");
     }
     for (size_t i = kExternalAt + (external ? 1 : 0); i < kBlockHeaderSize; ++i) {
       if (header[i] != 0) {
@@ -201,8 +202,8 @@ PayloadStatus read_cop1(const Block& block, EthosUPayload* payload) {
           return bad_commands(block, at, "commands without a configuration before them");
         }
         if (words == 0 || left - 4 != 4 * words) {
-          return bad_commands(block, at, "it announces % bytes of commands and has % bytes", signed_size(4 * words),
-                              signed_size(left - 4));
+          return bad_commands(block, at, "its header gives % bytes of commands, but % bytes follow",
+                              signed_size(4 * words), signed_size(left - 4));
         }
         if ((at + 4) % kNpuAlignment != 0) {
           return bad_commands(block, at, "the commands do not start at a multiple of 16 bytes");
@@ -217,10 +218,24 @@ PayloadStatus read_cop1(const Block& block, EthosUPayload* payload) {
   return bad_commands(block, at, "it ends without commands");
 }
 
-// COP2, byte offsets: 0 magic, 4 uint16 major version, 6 minor, 8 uint64 number of bytes from 16 to the end, 16 entry
-// kind (1: commands), 20 number of bytes from 24 to the end, 24 number of bytes from 28 to the commands, 28 "VEUM",
-// 32 uint16 major version, 34 minor, 36 number of bytes from 40 to 60, 40 configuration, 44 architecture, 48
-// addressing, 52 uint64 fast scratch size, 60 filler.
+// Header of a COP2 stream. Fields are uint32 unless a type is given.
+//   offset  field
+//    0      magic
+//    4      major version, uint16
+//    6      minor version, uint16
+//    8      number of bytes from offset 16 to the end, uint64
+//   16      entry kind (1: commands)
+//   20      number of bytes from offset 24 to the end
+//   24      number of bytes from offset 28 to the commands
+//   28      "VEUM"
+//   32      major version of the metadata, uint16
+//   34      minor version of the metadata, uint16
+//   36      number of bytes from offset 40 to offset 60
+//   40      configuration
+//   44      architecture
+//   48      addressing
+//   52      fast scratch size, uint64
+//   60      filler
 PayloadStatus read_cop2(const Block& block, EthosUPayload* payload) {
   constexpr size_t kFixedSize = 60;
   constexpr size_t kMetadataAt = 28;
@@ -235,11 +250,11 @@ PayloadStatus read_cop2(const Block& block, EthosUPayload* payload) {
     return bad_commands(block, 4, "its major version is %, not %", read_u16(data + 4), kMajorVersion);
   }
   if (read_u32(data + 12) != 0 || read_u32(data + 8) != block.size - 16) {
-    return bad_commands(block, 8, "it announces % bytes (upper half %) and has % bytes", read_u32(data + 8),
+    return bad_commands(block, 8, "its length field is % (upper 32 bits: %), but % bytes follow", read_u32(data + 8),
                         read_u32(data + 12), signed_size(block.size - 16));
   }
   if (read_u32(data + 16) != 1 || read_u32(data + 20) != block.size - 24) {
-    return bad_commands(block, 16, "its entry is of kind % with % bytes; one entry of kind 1 fills the stream",
+    return bad_commands(block, 16, "its entry has kind % and % bytes, instead of kind 1 and all bytes up to the end",
                         read_u32(data + 16), read_u32(data + 20));
   }
   if (std::memcmp(data + kMetadataAt, "VEUM", 4) != 0 || read_u32(data + 36) < kFixedSize - 40) {

@@ -41,8 +41,8 @@ enum class PayloadError : int32_t {
   kDuplicateBlock = 4,
   kMissingBlock = 5,
   kTrailingData = 6,
-  // The flag or a reserved byte in the header of a block is invalid, or the key of an external block. Errors in the
-  // header of the command stream itself are kCommandStream.
+  // The header of a block has an invalid flag or reserved byte, or the key of an external block is invalid. Errors in
+  // the header of the command stream itself are kCommandStream.
   kBlockHeader = 7,
   // A block of fixed length has another length, or the records of inputs or outputs do not fill their block.
   kLength = 8,

@@ -389,7 +389,7 @@ def test_advice_of_int16_for_consumers_predicts_the_measured_sqnr() -> None:
     result = export(Stack().eval(), ExportRecipe.get_recipe(INT8, algorithms=False), _rows())
     before = {layer.module: layer for layer in result.compare(_rows(seed=2), workers=1).layers}["first"]
     assert before.isolated is not None
-    assert "for its consumers, 'second'" in before.isolated.advice.text
+    assert "for the consumers of this result, 'second'" in before.isolated.advice.text
     recipe = ExportRecipe.get_recipe(INT8, algorithms=False, precisions={"second": "A16W8"})
     found = export(Stack().eval(), recipe, _rows()).compare(_rows(seed=2), workers=1)
     after = {layer.module: layer for layer in found.layers}["first"]

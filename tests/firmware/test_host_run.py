@@ -28,7 +28,7 @@ pytestmark = pytest.mark.xdist_group("firmware")
 @pytest.fixture(scope="module")
 def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The host program with sanitizers: pools are on the heap, so that accesses beyond their last byte are detected."""
-    sources = [*(RUNTIME / unit for unit in build._RUNNER_SOURCES), *build.list_kernel_sources()]
+    sources = [*(RUNTIME / unit for unit in build._MEASURE_POOLS_SOURCES), *build.list_kernel_sources()]
     flags = [*executorch_include_flags(), "-isystem", str(RUNTIME / "emulator/driver"), *SANITIZERS]
     kernels = ["-Wl,--no-as-needed", f"-L{executorch_directory() / 'lib'}"]
     kernels += ["-lexecutorch_kernels_optimized", "-lexecutorch_kernels_quantized"]
@@ -41,7 +41,7 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_no_access_is_beyond_a_pool(monkeypatch: pytest.MonkeyPatch, sanitized: Path, name: str) -> None:
     firmware = collect_firmware_data(program(name), samples(name), name)
-    monkeypatch.setattr(build, "build_firmware_runner", lambda: sanitized)
+    monkeypatch.setattr(build, "build_measure_pools", lambda: sanitized)
     seen = run_on_host(firmware.program, firmware.pools.host_sizes(), firmware.test_vectors.cases)
     assert seen.outputs == firmware.test_vectors.outputs
     assert seen.temp <= firmware.pools.temp_64
@@ -74,6 +74,6 @@ def test_errors_have_the_sizes_and_the_log(monkeypatch: pytest.MonkeyPatch) -> N
         run_on_host(content, PoolSizes(0, None, (), sizes.methods), [FirmwareTestCase("forward", (bytes(191),), 1)])
     with pytest.raises(RunError, match="cannot load the program"):
         run_on_host(content[:100], sizes, [case])
-    monkeypatch.setattr(build, "build_firmware_runner", lambda: Path("/bin/false"))
+    monkeypatch.setattr(build, "build_measure_pools", lambda: Path("/bin/false"))
     with pytest.raises(RunError, match="exit code 1"):
         run_on_host(content, sizes, [case])

@@ -217,7 +217,7 @@ def test_each_compiler_has_its_own_binary(monkeypatch: pytest.MonkeyPatch, tmp_p
     compiler.write_text('#!/bin/sh\nfor last; do :; done\necho "$@" > "$last"\n')
     compiler.chmod(0o755)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for function in (build.build_plugin, build.build_firmware_runner):
+    for function in (build.build_plugin, build.build_measure_pools):
         binaries = []
         for variable in (f"{compiler} first", f"{compiler} second", f"{compiler} first"):
             monkeypatch.setenv("CXX", variable)
@@ -236,8 +236,8 @@ def test_compiler_that_cannot_be_started_is_an_error(monkeypatch: pytest.MonkeyP
         build.build_plugin()
     plugin_path = tmp_path / "plugin.so"
     monkeypatch.setattr(build, "build_plugin", lambda: plugin_path)
-    with pytest.raises(RuntimeUnavailable, match="Building the program that tests firmware: the compiler"):
-        build.build_firmware_runner()
+    with pytest.raises(RuntimeUnavailable, match="Building the firmware program measure_pools: the compiler"):
+        build.build_measure_pools()
 
 
 def test_wheel_has_the_cpp_sources_and_firmware_templates(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_wheel_has_the_cpp_sources_and_firmware_templates(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
-    for folder in (*build._PLUGIN_FOLDERS, *build._RUNNER_FOLDERS):
+    for folder in (*build._PLUGIN_FOLDERS, *build._MEASURE_POOLS_FOLDERS):
         for source in (path for path in (ROOT / "runtime" / folder).iterdir() if path.is_file()):
             assert f"arm_recipes/runtime/cpp/{folder}/{source.name}" in names
     templates = [path for path in (ROOT / "arm_recipes/firmware/templates").rglob("*") if path.is_file()]

@@ -159,7 +159,7 @@ def test_lookups_read_quantized_tables(name: str, lookup: Callable[[Tensor, Tens
     index = torch.tensor([1, 7, 3])
     program = torch.export.export(Lookup(lookup), (index,))
     manager = to_edge_transform_and_lower(program, compile_config=EdgeCompileConfig(_check_ir_validity=False))
-    assert edge_manager_passes.dequantize_after_lookups(manager) == []
+    assert edge_manager_passes.dequantize_after_gather(manager) == []
     nodes = list(manager.exported_program().graph.nodes)
     (lookup_node,) = (node for node in nodes if f"aten_{name}_" in node.name)
     (dequantize,) = (node for node in nodes if "dequantize" in str(node.target))

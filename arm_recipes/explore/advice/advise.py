@@ -77,7 +77,7 @@ def _evaluate_changes(
     if len(programs) == 1:
         evaluator.try_sparse_weights(*programs.values())
     else:
-        evaluator.notes.append(f"{_SPARSE_WEIGHTS}: the program has several methods that share weights")
+        evaluator.notes.append(f"{_SPARSE_WEIGHTS}: not tried, because the methods of the program share weights")
     channels, notes = try_fewer_channels(recipe, spec, programs)
     evaluated = [*evaluator.results, *channels]
     better = sorted((item for item in evaluated if item.saves), key=lambda item: item.then.cycles - item.now.cycles)
@@ -152,7 +152,9 @@ class _ChangeEvaluator:
         if changed is None:
             return
         if not is_only_method:
-            self.notes.append(f"per_channel=False{method_suffix}: the program has several methods that share weights")
+            self.notes.append(
+                f"per_channel=False{method_suffix}: not tried, because the methods of the program share weights"
+            )
             return
         self._try_program("per_channel=False", changed, "less accurate: check with compare")
 

@@ -44,7 +44,8 @@ class Advice:
 
     Attributes:
         change: argument of ``get_recipe``, or a change of the model.
-        now, then: cost of the program, or of an isolated layer, before and after the change.
+        now: cost of the program, or of an isolated layer, before the change.
+        then: the same cost after the change.
         module, source: module and source line of the layer; empty for a change of the whole program.
         note: drawback or requirement of the change.
     """

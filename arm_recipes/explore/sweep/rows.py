@@ -18,9 +18,10 @@ class ProgramEstimates:
         npu_cycles: cycles of the NPU alone.
         milliseconds: inference time at the clock of the system configuration, or at the given clock of a Cortex-M; None
             if no clock was given.
-        sram_bytes, dram_bytes, flash_bytes: memory use. If the memory mode has everything in SRAM, Vela reports
-            constants as flash. Delegates use SRAM in sequence, so ``sram_bytes`` is their maximum. DRAM and flash are
-            summed. Without an NPU, ``sram_bytes`` is the RAM of the board, and ``flash_bytes`` the size of the program.
+        sram_bytes, dram_bytes, flash_bytes: memory use. Vela reports constants as flash even if the memory mode places
+            them in SRAM: ``flash_bytes`` then counts bytes in SRAM. Delegates use SRAM in sequence, so ``sram_bytes``
+            is their maximum. DRAM and flash are summed. Without an NPU, ``sram_bytes`` is the RAM of the board, and
+            ``flash_bytes`` the size of the program.
         sram_exceeded: whether the program needs more SRAM than the memory mode allows.
         fast_scratch_bytes: part of the SRAM that the firmware provides as fast scratch.
         npu_ram_bytes: RAM that the NPU needs: scratch, and the constants if the memory mode places them in RAM; 0

@@ -171,43 +171,43 @@ def remove_redundant_copies(manager: EdgeProgramManager) -> Sequence[Any]:
     return []
 
 
-def dequantize_after_lookups(manager: EdgeProgramManager) -> Sequence[Any]:
-    """Dequantize the elements that a lookup on the CPU takes from a table, not the whole table.
+def dequantize_after_gather(manager: EdgeProgramManager) -> Sequence[Any]:
+    """Dequantize the elements that a gather on the CPU (``_GATHERS``) selects, not the whole weight tensor.
 
-    A table that is dequantized before the lookup takes RAM for all its elements in float32. If a consumer quantizes the
-    selected elements with the same parameters, they stay integers: quantizing a dequantized integer returns this
-    integer.
+    A weight tensor that is dequantized before the gather takes RAM for all its elements in float32. If a consumer
+    quantizes the selected elements with the same parameters, they stay integers: quantizing a dequantized integer
+    returns this integer.
     """
     for method in manager.methods:
         module = manager.exported_program(method).graph_module
-        for target in _LOOKUPS:
+        for target in _GATHERS:
             for node in module.graph.find_nodes(op="call_function", target=target):
-                table: Any = node.args[0]
-                if table.target is _DEQUANTIZE and not table.kwargs:
-                    _move_dequantize_after(node, table)
+                weight: Any = node.args[0]
+                if weight.target is _DEQUANTIZE and not weight.kwargs:
+                    _move_dequantize_after(node, weight)
         module.graph.eliminate_dead_code()
         module.recompile()
     return []
 
 
-def _move_dequantize_after(lookup: Node, dequantize: Node) -> None:
-    """Move the dequantize operator of a table behind a lookup.
+def _move_dequantize_after(gather: Node, dequantize: Node) -> None:
+    """Move the dequantize operator of a weight tensor behind a gather.
 
-    A consumer that quantizes with the same parameters is replaced by the lookup, which then returns integers.
+    A consumer that quantizes with the same parameters is replaced by the gather, which then returns integers.
     """
     arguments: Any = dequantize.args
-    table, *parameters = arguments
-    rows, users = dict(lookup.meta), list(lookup.users)
-    lookup.args = (table, *lookup.args[1:])
-    lookup.meta["val"] = rows["val"].to(table.meta["val"].dtype)
+    weight, *parameters = arguments
+    meta, users = dict(gather.meta), list(gather.users)
+    gather.args = (weight, *gather.args[1:])
+    gather.meta["val"] = meta["val"].to(weight.meta["val"].dtype)
     for user in users:
         if user.target is _QUANTIZE and list(user.args[1:]) == parameters:
-            user.replace_all_uses_with(lookup)
+            user.replace_all_uses_with(gather)
     if any(user.users or user.op == "output" for user in users):
-        with lookup.graph.inserting_after(lookup):
-            values = lookup.graph.call_function(_DEQUANTIZE, (lookup, *parameters))
-        values.meta = rows
-        lookup.replace_all_uses_with(values, delete_user_cb=lambda user: user in users)
+        with gather.graph.inserting_after(gather):
+            values = gather.graph.call_function(_DEQUANTIZE, (gather, *parameters))
+        values.meta = meta
+        gather.replace_all_uses_with(values, delete_user_cb=lambda user: user in users)
 
 
 def copy_aliased_outputs(manager: EdgeProgramManager) -> Sequence[Any]:
@@ -262,8 +262,9 @@ def use_cortex_m_quantize(manager: EdgeProgramManager) -> Sequence[Any]:
     """Replace quantize and dequantize outside the delegates by the ``cortex_m`` operators of firmware.
 
     ``cortex_m`` has no kernels for per-channel parameters, for integers other than int8 and int16, and for
-    floating-point types other than float32. Such nodes keep ExecuTorch's operators, whose library the partitioner has
-    loaded.
+    floating-point types other than float32. Such nodes keep ExecuTorch's ``quantized_decomposed`` operators. ExecuTorch
+    finds their out variants, because the partitioner has loaded the library that registers
+    them.
     """
     from arm_backend_core.cortex_m.custom_ops import edge_operator
 
@@ -296,8 +297,8 @@ def use_cortex_m_kernels(isa: Isa, manager: EdgeProgramManager) -> Sequence[Any]
     return []
 
 
-#: Operators that only select elements of their first argument.
-_LOOKUPS = (
+#: Embeddings and other gathers: operators that only select elements of their first argument.
+_GATHERS = (
     exir_ops.edge.aten.embedding.default,
     exir_ops.edge.aten.index.Tensor,
     exir_ops.edge.aten.index_select.default,

@@ -29,8 +29,8 @@ void check(bool ok, const char* what) {
   }
 }
 
-// Loads a copy that fills its heap block, and reads all data. Returns the sum of the bytes, so that the compiler keeps
-// the reads.
+// Loads a heap copy of exactly the file's size, so that the sanitizer detects reads beyond its end, and reads all data.
+// Returns the sum of the bytes, so that the compiler keeps the reads.
 unsigned read_all(const std::string& content, bool* loaded) {
   const std::vector<uint8_t> copy(content.begin(), content.end());
   DataFile file;
@@ -38,7 +38,7 @@ unsigned read_all(const std::string& content, bool* loaded) {
   unsigned sum = 0;
   for (uint32_t i = 0; i < *file.get_num_keys(); ++i) {
     const auto data = file.get_data(*file.get_key(i));
-    check(data.ok(), "a key without data");
+    check(data.ok(), "get_data of a listed key fails");
     for (size_t k = 0; k < data->size(); ++k) {
       sum += static_cast<const uint8_t*>(data->data())[k];
     }
@@ -52,21 +52,25 @@ int test(const char* path) {
   const std::string content(std::istreambuf_iterator<char>(stream), {});
   bool loaded = false;
   read_all(content, &loaded);
-  check(loaded, "the file is refused");
+  check(loaded, "load refuses a copy of the file");
   DataFile file;
-  check(file.load(reinterpret_cast<const uint8_t*>(content.data()), content.size()) == Error::Ok, "refused");
+  check(file.load(reinterpret_cast<const uint8_t*>(content.data()), content.size()) == Error::Ok,
+        "load refuses the file");
   for (uint32_t i = 0; i < *file.get_num_keys(); ++i) {
     const char* key = *file.get_key(i);
     const auto data = file.get_data(key);
     std::vector<char> into(data->size());
-    check(file.load_data_into(key, into.data(), into.size()) == Error::Ok, "load_data_into");
+    check(file.load_data_into(key, into.data(), into.size()) == Error::Ok, "load_data_into fails");
     check(std::memcmp(into.data(), data->data(), into.size()) == 0, "load_data_into copies other bytes");
-    check(file.load_data_into(key, into.data(), into.size() + 1) == Error::InvalidArgument, "too many bytes");
+    check(file.load_data_into(key, into.data(), into.size() + 1) == Error::InvalidArgument,
+          "load_data_into accepts more bytes than the data has");
     std::printf("%s %zu\n", key, data->size());
   }
-  check(file.get_data("none").error() == Error::NotFound, "an unknown key");
-  check(file.get_tensor_layout("none").error() == Error::NotFound, "a layout");
-  check(file.get_key(1000).error() == Error::InvalidArgument, "an index out of range");
+  check(file.get_data("none").error() == Error::NotFound, "get_data of an unknown key must return NotFound");
+  check(file.get_tensor_layout("none").error() == Error::NotFound,
+        "get_tensor_layout of an unknown key must return NotFound");
+  check(file.get_key(1000).error() == Error::InvalidArgument,
+        "get_key of an index out of range must return InvalidArgument");
   for (size_t length = 0; length < content.size(); ++length) {
     read_all(content.substr(0, length), &loaded);
     check(!loaded || length + 128 > content.size(), "a truncated file is accepted");
