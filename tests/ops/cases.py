@@ -769,7 +769,6 @@ LOGICAL = [
             f"{name}_by_negative_numbers",
             lambda x, f=function: (f(x, -1), f(x, torch.arange(-16, 16, dtype=torch.int32) * 3)),
             [Input((2, 32), -100, 100, torch.int32)],
-            refused={"u55": "a shift that does not round"} if name == "right_shift" else {},
         )
         for name, function in {"left_shift": torch.bitwise_left_shift, "right_shift": torch.bitwise_right_shift}.items()
     ),
