@@ -374,7 +374,7 @@ def test_advice_for_cortex_m_is_floating_point_and_improves_sqnr() -> None:
     before = {layer.module: layer for layer in found.layers}["first"]
     assert before.isolated is not None
     assert before.isolated.advice.precision == "FP"
-    assert "keep its consumers, 'second', in floating point" in before.isolated.advice.text
+    assert "keep the consumers of this result, 'second', in floating point" in before.isolated.advice.text
     assert before.isolated.advice.sqnr > before.isolated.sqnr + 3
     text = str(found)
     assert "floating point for one module: get_recipe(..., precisions={'module': 'FP'})" in text

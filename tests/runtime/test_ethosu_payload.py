@@ -433,8 +433,8 @@ _BAD: list[tuple[Callable[[], bytes], str, str]] = [
     (lambda: _payload(_cop2(commands=b"")), "cmd_data", "ends without commands"),
     (lambda: _payload(_cop2() + bytes(16)), "cmd_data", "its length field is 64 "),
     (lambda: _payload(_put(_cop2(), 12, b"\x01")), "cmd_data", r"length field is 64 \(upper 32 bits: 1\), but 64"),
-    (lambda: _payload(_put(_cop2(), 16, b"\x02")), "cmd_data", "of kind 2"),
-    (lambda: _payload(_put(_cop2(), 20, b"\x00")), "cmd_data", "of kind 1 with 0 bytes"),
+    (lambda: _payload(_put(_cop2(), 16, b"\x02")), "cmd_data", "has kind 2"),
+    (lambda: _payload(_put(_cop2(), 20, b"\x00")), "cmd_data", "has kind 1 and 0 bytes"),
     (lambda: _payload(_put(_cop2(), 28, b"veum")), "cmd_data", "metadata is not of the known kind"),
     (lambda: _payload(_put(_cop2(), 36, b"\x00")), "cmd_data", "metadata is not of the known kind"),
     *(

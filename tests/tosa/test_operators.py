@@ -277,7 +277,7 @@ _ELEMENT_REQUIREMENTS = ("a base", "exponent", "input_zp exceeds", "32767 apart"
         (lambda b, x: b.clamp(x, 3, -3), (2, 3), DType.INT8, "bounds 3 to -3"),
         (lambda b, x: b.pow(x, b.const([[np.inf]], DType.FP32)), (2, 3), DType.FP32, "exponent that is not finite"),
         (rescale_by(1 << 30, 63), (2, 3), DType.INT32, r"shifts from 63 to 63 \(2 to 62\)"),
-        (rescale_by(1 << 30, 31, input_unsigned=True), (2, 3), DType.INT32, "unsigned values"),
+        (rescale_by(1 << 30, 31, input_unsigned=True), (2, 3), DType.INT32, "an unsigned output"),
         (rescale_by(1 << 30, 31, input_unsigned=True), (2, 3), DType.INT8, "unsigned input and a result of int32"),
         (lambda b, x: b.rescale(x, DType.INT8, 2.0**24, input_unsigned=True), (2, 3), DType.INT8, "input_zp exceeds"),
         (lambda b, x: b.tile(x, (1 << 16, 1 << 15)), (1, 1), DType.INT8, "less than 2 GiB"),
