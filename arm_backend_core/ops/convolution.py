@@ -347,8 +347,8 @@ def _depthwise_conv(
 ) -> Value:
     """Depthwise convolution.
 
-    An unsupported stride is replaced by its largest divisor that is supported, and the result is subsampled. On U85, Vela
-    splits a convolution with an unsupported stride, which is slow: a kernel of 7x7 on an image of 56x56x96 takes
+    An unsupported stride is replaced by its largest divisor that is supported, and the result is subsampled. On U85,
+    Vela splits a convolution with an unsupported stride, which is slow: a kernel of 7x7 on an image of 56x56x96 takes
     1,434,111 cycles with stride 4, and 136,242 with stride 2.
     """
     hardware = cx.target.hardware
