@@ -239,7 +239,7 @@ class EthosUCompileSpec(ArmCompileSpec):
         return {**super()._entries(), "target": self.accelerator}
 
 
-#: Extensions that Vela's report of supported operators names for every family.
+#: Extensions that Vela's report of supported operators contains for every Ethos-U family.
 _ETHOS_U_EXTENSIONS = frozenset({"int16", "int4", "doubleround"})
 
 

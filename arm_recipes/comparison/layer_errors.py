@@ -126,7 +126,8 @@ def _describe_constant(plan: InterpreterPlan, name: str, original: FloatProgram 
     quant_min, quant_max = step.args[-3:-1]
     parameters = {} if original is None else original.program.graph_signature.inputs_to_parameters
     node = name.removesuffix("_quantized")
-    node = node if node in parameters else node.rstrip("_")  # the weight was folded with a batch normalization
+    # Folding a batch normalization into a layer appends "_" to the name of the weight.
+    node = node if node in parameters else node.rstrip("_")
     return QuantizedConstant(
         parameters.get(node, node),
         quant_max - quant_min + 1,

@@ -146,7 +146,11 @@ def _layouts(array: Array, shape: tuple[int, ...]) -> Iterator[Array]:
 
 
 def _regrouped_layouts(array: Array, shape: tuple[int, ...]) -> Iterator[Array]:
-    """Yield arrays of ``shape`` for layouts in which one of ``array`` and ``shape`` merges dimensions of the other."""
+    """Yield ``array`` in ``shape``, if a dimension of one of them consists of several dimensions of the other.
+
+    Yields:
+        An array for each order of the dimensions.
+    """
     for order in itertools.permutations(range(array.ndim)):
         yield array.transpose(order).reshape(shape)
     for order in itertools.permutations(range(len(shape))):

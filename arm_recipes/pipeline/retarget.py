@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from arm_recipes.pipeline.artifact import Artifact
     from arm_recipes.pipeline.unlowered_programs import UnloweredPrograms
 
-#: Option groups (``Option.group``) whose options capture or quantization reads.
+#: Groups (``Option.group``) of the options that affect capture or quantization.
 _QUANTIZATION_GROUPS = ("int", "tosa-fp")
 #: Options that describe one NPU and its board. Another NPU or board does not inherit them.
 _NPU_OPTIONS = ("board", "macs", "system_config", "memory_mode", "config_ini")

@@ -1,4 +1,4 @@
-"""Group norms: rewrite a layer norm over channels and positions, with one weight per channel, as a group norm.
+"""Group norms: one replaces a layer norm over channels and positions, and the product and sum per channel after it.
 
 ``fuse_decomposed_norms`` makes such layer norms from group norms written by hand, and from global layer norms. The
 group norm absorbs the weight and the bias of each channel: on U55-128 in INT8, [1, 64, 16, 16] in 8 groups then takes

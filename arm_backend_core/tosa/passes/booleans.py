@@ -1,7 +1,7 @@
 """Lowering of booleans to int8 for hardware without boolean tensors: false is 0, true is 1.
 
 Comparisons, logical operators and SELECT become arithmetic, REDUCE_ALL and REDUCE_ANY become REDUCE_MIN and REDUCE_MAX.
-ExecuTorch's booleans have the same bytes. The arithmetic is exact: it neither rounds nor overflows for any operands.
+ExecuTorch stores booleans as the same bytes. The arithmetic is exact: it neither rounds nor overflows for any operands.
 """
 
 from __future__ import annotations
