@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch.fx import Node
+from torch.utils import _pytree as pytree
 
 from arm_backend_core.cortex_m.quantized_value import QuantizedValue
 from arm_backend_core.cortex_m.rules.context import MULTI_RESULT_RULES, KernelContext, rule
@@ -308,5 +309,6 @@ def _fold_index(cx: KernelContext, argument: Any) -> Any:
     data = cx.constant_data(argument)
     if data is None or argument.op != "call_function":
         return argument
-    largest = max((source.meta["val"].numel() for source in argument.all_input_nodes), default=0)
+    operands = pytree.tree_leaves([source.meta["val"] for source in argument.all_input_nodes])
+    largest = max((operand.numel() for operand in operands), default=0)
     return cx.emit.constant(data, "index") if data.size <= max(largest, _MAX_FOLDED_INDEX) else argument

@@ -203,6 +203,11 @@ def test_runtime(name: str) -> None:
         check(case).check_executorch_run(case.sample())
 
 
+def test_an_index_may_be_one_of_several_results() -> None:
+    """The two rows of ``triu_indices`` are the results of one operator."""
+    check(Case("", lambda x: torch.ops.aten._pdist_forward.default(x, 1.0), [(2, 10)]))
+
+
 def test_tensors_without_elements_stay_in_float() -> None:
     check_refused(Case("", lambda x: x * 2, [(0, 3)]), "which has no elements")
     function = lambda x: (torch.cat([x.reshape(-1)[:0], x.reshape(-1)[:0]]), x.relu())  # noqa: E731
