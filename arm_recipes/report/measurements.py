@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from arm_recipes._internal.rendering import Renderable, Section, to_jsonable
+from arm_recipes.report.npu_layer_costs import apportion
 
 #: Start of the JSON object in a line of the log. The line may begin with other text, such as a time stamp.
 _MARK: Final = '{"arm_recipes_run"'
@@ -197,16 +197,19 @@ def _compare_layers(
     proportion to their estimated cycles.
     """
     layers = [layer for layer in report.get("layers", ()) if layer["method"] == method]
-    totals: Counter[str] = Counter()  # tensor -> sum of the estimates of the layers that list it
-    for layer in layers:
-        totals.update(dict.fromkeys(layer["tensors"], max(layer["cycles"], 1)))
-    rows = []
-    for layer in layers:
-        cycles = [
-            measured[name] * max(layer["cycles"], 1) / totals[name] for name in layer["tensors"] if name in measured
-        ]
-        if cycles:
-            rows.append((layer["module"], layer["source"], layer["cycles"], sum(cycles)))
+    shares: dict[str, dict[int, int]] = {}  # {tensor: {position in layers: estimated cycles}}
+    for position, layer in enumerate(layers):
+        for tensor in layer["tensors"]:
+            shares.setdefault(tensor, {})[position] = max(layer["cycles"], 1)
+    cycles: dict[int, float] = {}
+    for tensor, amount in measured.items():
+        for position, part in (apportion(amount, shares[tensor]) if tensor in shares else {}).items():
+            cycles[position] = cycles.get(position, 0) + part
+    rows = [
+        (layer["module"], layer["source"], layer["cycles"], cycles[position])
+        for position, layer in enumerate(layers)
+        if position in cycles
+    ]
     return sorted(rows, key=lambda row: -row[3])
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 LayerKind = Literal["layer", "boundary", "transpose", "conversion", "rest"]
 _Key = TypeVar("_Key")
+_Amount = TypeVar("_Amount", int, float)
 
 #: Operators that convert the type or the quantization parameters.
 _CONVERSION_PREFIXES = ("quantized_decomposed.", "aten._to_copy", "aten.to.")
@@ -107,8 +108,8 @@ def iter_npu_layer_costs(profiles: Iterable[DelegateProfile]) -> Iterator[LayerC
         yield from profile.costs(total)
 
 
-def apportion(amount: int, shares: Mapping[_Key, int]) -> dict[_Key, int]:
-    """Divide an integer in proportion to ``shares``. The largest share gets the remainder, so the sum is exact."""
+def apportion(amount: _Amount, shares: Mapping[_Key, int]) -> dict[_Key, _Amount]:
+    """Divide an amount in proportion to ``shares``, rounded down. The largest share gets the rest: the sum is exact."""
     total = sum(shares.values())
     parts = {key: amount * share // total for key, share in shares.items()}
     parts[max(shares, key=shares.__getitem__)] += amount - sum(parts.values())

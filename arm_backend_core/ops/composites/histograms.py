@@ -15,21 +15,22 @@ aten = torch.ops.aten
 @decomposition(aten.histc.default, takes_quantized=True)
 def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0, *, quantized: bool) -> Tensor:
     """Histogram of x with ``bins`` bins of equal width over [min, max], or over the range of x if min = max."""
-    flat, use_data_range = x.reshape(-1, 1), min == max
-    low, high = (torch.amin(flat), torch.amax(flat)) if use_data_range else (min, max)
+    flat = x.reshape(-1, 1)
+    data_range = (torch.amin(flat), torch.amax(flat)) if min == max else None
+    low, high = data_range or (min, max)
     if quantized:  # quantized bin numbers are inexact, so elements are compared with the edges
         edges = low + (high - low) * (torch.arange(1, bins, dtype=x.dtype) / bins)
-        first, beyond = (flat >= flat, flat != flat) if use_data_range else (flat >= low, flat > high)
+        first, beyond = (flat >= flat, flat != flat) if data_range else (flat >= low, flat > high)
         between = [flat >= edges] if bins > 1 else []
         inside = torch.cat([first, *between], 1) & ~torch.cat([*between, beyond], 1)
         counts = inside.to(x.dtype).sum(0)
-        if not use_data_range:
+        if not data_range:
             return counts
         middle = x.numel() * (torch.arange(bins) == bins // 2).to(x.dtype)
         # PyTorch widens a range of width 0 by 1 on each side, so that all elements fall into the middle bin.
-        return torch.where(torch.eq(flat.amin(), flat.amax()), middle, counts)
-    if use_data_range:
-        same = torch.eq(flat.amin(), flat.amax()).to(x.dtype)
+        return torch.where(torch.eq(*data_range), middle, counts)
+    if data_range:
+        same = torch.eq(*data_range).to(x.dtype)
         low, high = low - same, high + same
     bin_numbers = torch.floor((flat - low) * (bins / (high - low)))
     bin_numbers = torch.where(flat == high, bins - 1, bin_numbers)
