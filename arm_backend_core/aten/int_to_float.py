@@ -1,6 +1,6 @@
 """Type promotion: insert explicit casts where a float operator reads integers.
 
-The cast gets quantization parameters of its own, so the float operator is quantized like one with float operands only.
+The cast gets separate quantization parameters, so the float operator is quantized like one with float operands only.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ def dma_register_values(source: tuple[int, int], target: tuple[int, int], length
 def redirect_weight_reads(
     stream: bytes, copies: WeightCopies, words: Iterable[int] = ()
 ) -> tuple[bytes, dict[int, int]]:
-    """Let convolutions read copies. Weight and scale registers are set right before each convolution.
+    """Redirect convolutions to copies of weights. Weight and scale registers are set right before each convolution.
 
     If ``copies`` has DMAs, the registers of DMAs are set right before each DMA.
 

@@ -206,7 +206,7 @@ class _KernelLowering:
         return operand
 
     def replace_quantize_nodes(self) -> None:
-        """Let the other readers of lowered quantize nodes, for example float operators, read the kernels' results."""
+        """Redirect other readers of lowered quantize nodes, for example float operators, to the kernels' results."""
         for quantize, value in self._values.items():
             if not quantize.users:
                 continue

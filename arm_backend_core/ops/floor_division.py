@@ -106,7 +106,7 @@ def floor_divide(cx: Context, x: Operand | float, y: Operand | float) -> Value:
 
 
 def _restore_zero_sign(cx: Context, x: Operand | float, y: Operand | float, quotient: Value) -> Value:
-    """Give each floating-point zero in ``quotient`` the sign of x / y."""
+    """Set the sign of each floating-point zero in ``quotient`` to the sign of x / y."""
     if not cx.dtype.is_float:
         return quotient
     b, quotient_expr = cx.b, FloatExpr(cx.b, quotient)

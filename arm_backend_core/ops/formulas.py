@@ -28,7 +28,7 @@ def log(x: FloatExpr) -> FloatExpr:
 
 
 def _copysign(magnitude: FloatExpr, x: FloatExpr) -> FloatExpr:
-    """Give ``magnitude`` the sign of x; -0.0 is treated as positive.
+    """Return ``magnitude`` with the sign of x; -0.0 is treated as positive.
 
     An odd function is computed at abs(x) and then gets the sign of x.
     """

@@ -1,7 +1,7 @@
 """Operator registry: one record per ATen operator with its quantization annotation and lowering, or its decomposition.
 
 Lowering, fusion, quantization, ATen rewrites, the comparison of layers and tests read these records. The lowering to
-Cortex-M kernels has rules of its own (``cortex_m.rules.context``). Some ATen rewrites and quantization algorithms have
+Cortex-M kernels has separate rules (``cortex_m.rules.context``). Some ATen rewrites and quantization algorithms have
 lists of operators, which ``docs/contributors/add_operator.md`` names.
 """
 

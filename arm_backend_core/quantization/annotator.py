@@ -60,12 +60,12 @@ class Annotator:
         self._result_specs: dict[Node, QuantizationSpec] = {}
 
     def _use_most_precise_config(self, functions: Sequence[Node]) -> None:
-        """Give all functions that are fused into one TABLE the configuration with the most activation levels."""
+        """Configure functions that are fused into one TABLE with the configuration of the most activation levels."""
         most_precise = max((self.configs[node] for node in functions), key=lambda c: c.activation.quant_max or 0)
         self.configs |= dict.fromkeys(functions, most_precise)
 
     def _choose_result_spec(self, node: Node) -> None:
-        """Give a result the activation spec with the most levels among the configurations of its readers.
+        """Annotate a result with the activation spec of the most levels among the configurations of its readers.
 
         A reader whose configuration has many levels thus gets a result that was rounded to at least as many levels.
         Functions of a chain (``FusionPlan.chain_base``), and results without quantized readers, keep the spec of their
@@ -103,7 +103,7 @@ class Annotator:
                 self._annotate_loop(node, config)
 
     def _annotate_loop(self, node: Node, config: QuantizationConfig) -> None:
-        """Give the state of a loop the same parameters at the start, after each iteration and at the end."""
+        """Share the parameters of a loop's state between the start, each iteration and the end."""
         _, body_results, loop_states, _ = cast(Any, node.args)
         inputs: dict[Node, QuantizationSpecBase | None] = {x: config.activation for x in loop_states if is_float(x)}
         shared = {x: SharedQuantizationSpec((x, node)) for x in inputs}
@@ -121,7 +121,7 @@ class Annotator:
         return [(state, value, node) for state, value, node in copies if is_state(state)]
 
     def _annotate_state(self, state: Node, value: Node, write: Node) -> None:
-        """Give a buffer and its new value the same parameters, so that the buffer can hold integers."""
+        """Share the parameters of a buffer and its new value, so that the buffer can hold integers."""
         readers = [user for user in state.users if user in self.records]
         if readers or value in self.records:
             spec = self._input_spec(readers[0], state) if readers else self._output_spec(value)
@@ -253,7 +253,7 @@ class Annotator:
     def _annotate_shared(self, node: Node) -> None:
         """Annotate data movement: result and operands share the first float operand's parameters.
 
-        A cast from integers has no float operands. Its result gets parameters of its own.
+        A cast from integers has no float operands. Its result gets separate parameters.
         """
         sources = self.plan.activation_operands(node)
         if is_cast_from_integers(node):

@@ -17,7 +17,7 @@ EdgeOrNode = Node | tuple[Node, Node]
 
 
 def share_observers_across_methods(observed: Mapping[str, ObservedProgram], models: Mapping[str, Any]) -> None:
-    """Give each tensor that several methods have in common one observer for all methods.
+    """Share one observer between all methods for each tensor that they have in common.
 
     Common tensors are the parameters and buffers that several methods use. If a module runs the same sequence of
     operators in every method that calls it, the operands and results of these operators are common too.

@@ -20,7 +20,7 @@ Observers = dict[Node | tuple[Node, Node], Any]
 
 
 def share_timestep_observers(observers: Observers) -> None:
-    """Give each tensor of a recurrent layer one observer for all time steps."""
+    """Share one observer between all time steps for each tensor of a recurrent layer."""
 
     def slot(edge_or_node: Node | tuple[Node, Node]) -> Any:
         source, node = (None, edge_or_node) if isinstance(edge_or_node, Node) else edge_or_node
@@ -31,7 +31,7 @@ def share_timestep_observers(observers: Observers) -> None:
 
 
 def merge_observers(observers_by_graph: Sequence[Observers], key_of: Callable[[Node | tuple[Node, Node]], Any]) -> None:
-    """Give all tensors with the same key and dtype one observer, within a graph and across graphs (union-find).
+    """Share one observer between tensors with the same key and dtype, within a graph and across graphs (union-find).
 
     Args:
         key_of: returns the key of a node or of an edge (source, reader); None if its observer is not shared.
@@ -60,7 +60,7 @@ def merge_observers(observers_by_graph: Sequence[Observers], key_of: Callable[[N
 
 
 def set_observer_properties(*observed_graphs: tuple[GraphModule, Mapping[Node | tuple[Node, Node], Any]]) -> None:
-    """Tell each observer about its tensor: description, whether it is constant, whether it is cast from integers.
+    """Set the attributes of each observer: description of its tensor, is it constant, is it cast from integers.
 
     The observer of a weight also gets the biases of the layers that read the weight (``register_bias``).
 

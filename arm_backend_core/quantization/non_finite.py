@@ -57,12 +57,12 @@ def describe_non_finite(node: Node, kind: NonFiniteKind, specs: Mapping[str, Inp
 
 
 def format_non_finite_message(tensor: str, kind: NonFiniteKind) -> str:
-    """Say that a tensor, described in words, holds NaN or an infinity."""
+    """Format the message about a NaN or an infinity in ``tensor``, a description of the tensor."""
     return f"{tensor} holds {kind}, which no scale can represent"
 
 
 def suggest_remedy(node: Node, kind: NonFiniteKind) -> str:
-    """Say what the user can change so that a tensor contains no NaN and no infinity."""
+    """Return the advice for an input, constant or result that contains NaN or an infinity."""
     if node.op == "placeholder":
         return _ADVICE["input", kind]
     return _ADVICE["constant" if node in constant_nodes(node.graph) else "result", kind]

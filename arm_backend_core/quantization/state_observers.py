@@ -119,7 +119,7 @@ def _uses_of_state(model: ObservedProgram) -> list[_StateUse]:
 
 
 def _unify(uses: Sequence[_StateUse]) -> None:
-    """Give all uses of one buffer a common observer, if any method quantizes the buffer."""
+    """Share one observer between all uses of a buffer, if any method quantizes the buffer."""
     observed = [use for use in uses if use.observer is not None]
     if not observed:
         return

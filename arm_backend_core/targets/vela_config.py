@@ -168,7 +168,7 @@ def _read_ini(path: Path) -> configparser.ConfigParser:
 def resolve_configuration(
     target: Npu, system_config: str, memory_mode: str, flags: Iterable[str], config_ini: str | os.PathLike[str]
 ) -> VelaConfiguration:
-    """Let Vela validate the combination of NPU, system configuration, memory mode and flags.
+    """Validate the combination of NPU, system configuration, memory mode and flags with Vela.
 
     Returns:
         The configuration for the compiler.

@@ -169,7 +169,7 @@ def reject_mutated_inputs(manager: EdgeProgramManager) -> Sequence[Any]:
     """Edge manager pass for ``plan_inputs=False``: refuse models that write to an input.
 
     The application provides the memory of the inputs. The new value of a written input is an output at the address of
-    the input, without planned memory of its own. ExecuTorch's Python binding sets a new address for this output, and
+    the input, without separate planned memory. ExecuTorch's Python binding sets a new address for this output, and
     thereby for the input, before the program reads the input. The program would then read the wrong memory.
 
     Raises:

@@ -51,7 +51,7 @@ _MEM_ID: Final = 1  #: ``mem_id`` of the first planned memory. Tensors without a
 def allow_shared_scratch(manager: EdgeProgramManager) -> Sequence[Any]:
     """Edge manager pass: allow the memory plan to place the scratch of the Ethos-U delegates.
 
-    Programs with several methods are excluded, because each method has a planned memory of its own, but all use one
+    Programs with several methods are excluded, because each method has a separate planned memory, but all use one
     scratch. Programs with loops or branches are excluded, because the tensors of a body are not at the addresses that
     the body's plan gives them.
     """

@@ -1,7 +1,7 @@
 """Verification of int8 kernels: compare the program's outputs with NumPy implementations of the kernels.
 
 The runtime executes the C++ kernels in the planned memory. The reference executes the same calls in NumPy, with the
-implementations in ``arm_backend_core.cortex_m``. It has no memory plan: each result has memory of its own.
+implementations in ``arm_backend_core.cortex_m``. It has no memory plan: each result has separate memory.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def pad(x: Array, before: Sequence[int], after: Sequence[int], value: int) -> Ar
     """Pad an int8 tensor of rank 1 to 4 with a constant (``arm_pad_s8``).
 
     Args:
-        x: int8. An array that is not C-contiguous is taken to have channels_last memory format.
+        x: int8. If the array is not C-contiguous, its memory format is channels_last.
         before: four amounts, not negative, in the order in which the axes are in memory (see
             ``is_padded_as_channels_last``). For a tensor of lower rank, the first amounts are 0.
         after: four amounts in the same order.

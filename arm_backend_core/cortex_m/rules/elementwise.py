@@ -56,7 +56,7 @@ def _align(cx: KernelContext, values: Sequence[QuantizedValue]) -> tuple[list[Qu
 
 
 def _broadcast(cx: KernelContext, tensors: Sequence[Node], layout: Layout) -> tuple[list[Node], tuple[int, ...]]:
-    """Give the operands shapes that the kernels of ADD and MUL accept.
+    """Reshape the operands to shapes that the kernels of ADD and MUL accept.
 
     These are equal shapes, or (rows, C, 1, 1) for one operand and (1, C, 1, 1) for the other.
 

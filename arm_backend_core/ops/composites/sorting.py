@@ -158,7 +158,7 @@ def mode(x: Tensor, dim: int = -1, keepdim: bool = False, *, quantized: bool) ->
     this, other = last.unsqueeze(-1), last.unsqueeze(-2)
     count = (this == other).to(dtype).sum(-1, dtype=dtype)
     is_most_frequent = count == count.amax(-1, keepdim=True)
-    # The element is gathered by its index: the result of a torch.where would get a quantization scale of its own. If
+    # The element is gathered by its index: the result of a torch.where would get a separate quantization scale. If
     # the element occurs several times, its last index is returned, as in PyTorch.
     is_smallest = is_most_frequent & ~((other < this) & is_most_frequent.unsqueeze(-2)).any(-1)
     positions = torch.where(is_smallest, torch.arange(last.shape[-1], dtype=dtype), 0).amax(-1, keepdim=True)

@@ -120,8 +120,8 @@ class _ExpTableIndex:
         """Look up ``values`` (513 entries) at the index. Each table of a row needs a different ``variant`` number.
 
         Vela fuses a SUB into the TABLE, and RESCALEs into the SUB, only if each has a single reader. So every table
-        gets a SUB and RESCALEs of its own. Variants differ in the zero point (int8) or in powers of two (int16), so
-        that common subexpression elimination does not merge them.
+        gets a separate SUB and separate RESCALEs. Variants differ in the zero point (int8) or in powers of two (int16),
+        so that common subexpression elimination does not merge them.
         """
         is_int8 = self.rows.x.dtype is DType.INT8
         gain, zero_point = (1.0, variant) if is_int8 else (2.0**variant, 0)

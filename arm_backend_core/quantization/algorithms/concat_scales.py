@@ -118,7 +118,7 @@ class ConcatScales:
         returned = {concat for _, concat in operands if may_be_int16 and _is_returned(concat)}
         returned_roots = {shared_scales[concat] for concat in returned}
         separable_roots = roots - returned_roots
-        # If only concatenations read an operand, the operand needs no scale of its own, unless the concatenation
+        # If only concatenations read an operand, the operand needs no separate scale, unless the concatenation
         # becomes int16.
         merged = [
             x for x in operands if shared_scales[x[0]] not in (separable_roots if x[1] in returned else computed_roots)

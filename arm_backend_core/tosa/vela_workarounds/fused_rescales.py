@@ -174,7 +174,7 @@ def _first_of_merged_rescales(rescale: Op, rewriter: Rewriter) -> Op:
     """The first of the consecutive RESCALEs that Vela merges into ``rescale``. All but the first are by 1."""
     while has_unit_scale_and_no_zero_points(rescale) and rewriter.has_one_use(rescale.inputs[0]):
         before = producer(rescale.inputs[0], "RESCALE")
-        if before is None or before.attrs["input_unsigned"]:  # Vela reads uint8 in an operation of its own
+        if before is None or before.attrs["input_unsigned"]:  # Vela reads uint8 in a separate operation
             break
         rescale = before
     return rescale

@@ -281,7 +281,7 @@ def _may_fuse_into_producer(value: Value, rewriter: Rewriter) -> bool:
 
 
 def _gets_own_rescale_per_reader(value: Value, rewriter: Rewriter) -> bool:
-    """Whether each reader of the RESCALE result ``value`` has a RESCALE of its own in Vela.
+    """Whether each reader of the RESCALE result ``value`` has a separate RESCALE in Vela.
 
     This is true if ``value`` has one reader, or if all readers are of the kinds ``NONUNARY``.
     """

@@ -19,7 +19,7 @@ _MAX_CHAIN_OPERATIONS, _MAX_CHAIN_OPERANDS = 4, 3
 
 
 def duplicate_cheap_producers(graph: Graph, target: Target) -> None:
-    """Give a TABLE or MATMUL an operand that no other operator reads. This takes fewer cycles.
+    """Duplicate an operand of a TABLE or MATMUL, so that no other operator reads it. This takes fewer cycles.
 
     Vela fuses a TABLE into the preceding operator, and transposes a column for a MATMUL, only if there is no other
     reader. If there are others, this pass lets an int16 TABLE read a copy of its operand. For a MATMUL, it computes the
@@ -47,7 +47,7 @@ def _duplicate_matmul_column(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def _copy_table_operand(op: Op, rewriter: Rewriter) -> Value | None:
-    """Let a TABLE read a copy of its operand, if arithmetic computes the operand and has other readers."""
+    """Copy the operand of a TABLE, if arithmetic computes the operand and has other readers."""
     rescale = producer(op.inputs[0], "RESCALE")
     arithmetic = rescale and rescale.inputs[0].producer
     if (
@@ -178,7 +178,7 @@ def _count_table_operands(op: Op, rewriter: Rewriter) -> int:
     """Count the operands of the NPU operation that computes a TABLE.
 
     If Vela fuses the TABLE into the preceding arithmetic, these are the operands of the arithmetic. Otherwise, the
-    TABLE is an operation of its own, which has 1 operand.
+    TABLE is a separate operation, which has 1 operand.
     """
     value = op.inputs[0]
     rescale = producer(value, "RESCALE")

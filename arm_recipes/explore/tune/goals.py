@@ -98,8 +98,8 @@ def make_goal(
         metric: name of the metric.
 
     Raises:
-        ValueError: ``budget`` has a kind of cost that is unknown for the target, or ``max_drop`` is given without a
-            metric.
+        ValueError: ``budget`` limits a cost that is not estimated for the target, or ``max_drop`` is set although the
+            metric is the SQNR.
     """
     limits_by_kind = budget
     if limits_by_kind is None:

@@ -290,7 +290,7 @@ def _check_mutated_tensors(method: str, program: ExportedProgram) -> None:
 
 
 def _advise_against_write(parameter: Node) -> str:
-    """Say what to do about a model that writes into the parameter."""
+    """Return the advice for a model that writes into the parameter."""
     aliases = [user for user in parameter.users if user.target is torch.ops.aten.detach.default]
     readers = [reader for alias in (parameter, *aliases) for reader in alias.users]
     if any(reader.target is torch.ops.aten.embedding_renorm_.default for reader in readers):
