@@ -218,7 +218,7 @@ PayloadStatus read_cop1(const Block& block, EthosUPayload* payload) {
   return bad_commands(block, at, "it ends without commands");
 }
 
-// Header of a COP2 stream. Fields are uint32 unless a type is given.
+// Header of a COP2 stream. Fields without a type are uint32.
 //   offset  field
 //    0      magic
 //    4      major version, uint16
