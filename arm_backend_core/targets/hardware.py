@@ -251,6 +251,7 @@ _U85 = Hardware(
         "shifted_cast",
         "unclipped_operand",
         "truncated_multiplier",
+        "widened_image",
     ),
     axes_lost_on_split=partial(
         find_axes_lost_on_split,

@@ -17,7 +17,7 @@ import pytest
 
 from arm_backend_core.backends.ethosu import compile_ethosu
 from arm_backend_core.dtype import DType
-from arm_backend_core.errors import ArmBackendError
+from arm_backend_core.errors import ArmBackendError, CompileError
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.tosa import reference_model
 from arm_backend_core.tosa.builder import Builder
@@ -35,6 +35,7 @@ from tests.runtime.cpp_build import RUNTIME, SANITIZERS, compile_cpp, run
 from tests.runtime.ethosu_emulator import Array, Emulator, delegates_with_payloads, read_payload
 from tests.runtime.vela_bugs import (
     COMPILED_CORRECTLY,
+    CRASHES,
     NOT_EMITTED,
     REPRODUCERS,
     SLICED_OPERATORS,
@@ -114,6 +115,10 @@ def test_vela_bugs(bug: Reproducer, emulator: Emulator) -> None:
     """Fails if Vela has fixed a bug: its workaround is no longer needed."""
     flatbuffer = build_flatbuffer(bug.body, *bug.inputs)
     for accelerator in bug.accelerators:
+        if bug.name in CRASHES and accelerator in bug.wrong:
+            with pytest.raises(CompileError, match="Vela crashed with SIGSEGV"):
+                _is_compiled_correctly(emulator, flatbuffer, accelerator, bug)
+            continue
         right = not bug.writes_out_of_bounds(accelerator) and _is_compiled_correctly(
             emulator, flatbuffer, accelerator, bug
         )

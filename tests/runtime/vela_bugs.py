@@ -48,6 +48,8 @@ OUT_OF_BOUNDS = {
     "reshaped_product_widened_twice": _U55_U65,
     "turned_product": _U55_U65,
 }
+#: Reproducers on which Vela crashes.
+CRASHES = frozenset({"widened_image", "widened_image_depthwise", "widened_image_transposed", "widened_image_sliced"})
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,23 @@ def _sliced_and_dilated(b: Builder, x: Value) -> Value:
     weight = b.const(np.arange(9 * 2 * 3).reshape(3, 3, 3, 2) - 11, DType.INT8)
     part, bias = b.slice(x, (0, 1, 1, 0), (1, 3, 3, 2)), b.const([5, 6, 7], DType.INT32)
     return b.rescale(b.conv2d(part, weight, bias, pad=(6, 5, 6, 5), dilation=(5, 5)), DType.INT8, 0.01)
+
+
+def _widened_image(b: Builder, x: Value, *, kind: str = "CONV2D", sliced: bool = False) -> Value:
+    """A convolution of int16 whose image is an int8 tensor widened by RESCALE(1)."""
+    image = b.rescale(x, DType.INT16, 1.0)
+    image = b.slice(image, (0, 1, 2, 0), (1, 3, 4, 8)) if sliced else image
+    bias = b.const([5, -6, 7, 8, -9, 1, 2, 3], DType.INT48)
+    weights = np.arange(2 * 2 * 8 * 8) % 251 - 125
+    if kind == "DEPTHWISE_CONV2D":
+        weight = b.const(weights[:32].reshape(2, 2, 8, 1), DType.INT8)
+        whole = b.depthwise_conv2d(image, weight, bias, pad=(0, 0, 0, 0))
+    elif kind == "TRANSPOSE_CONV2D":
+        weight = b.const(weights.reshape(8, 2, 2, 8), DType.INT8)
+        whole = b.transpose_conv2d(image, weight, bias, out_pad=(0, 0, 0, 0), stride=(2, 2))
+    else:
+        whole = b.conv2d(image, b.const(weights.reshape(8, 2, 2, 8), DType.INT8), bias, pad=(0, 0, 0, 0))
+    return b.rescale(whole, DType.INT16, 0.25)
 
 
 def _sliced_transposed(b: Builder, x: Value) -> Value:
@@ -962,6 +981,10 @@ REPRODUCERS = (
         (((1, 5, 8, 16), DType.INT8), ((8, 3, 16), DType.INT8)),
         _ALL,
     ),
+    Reproducer("widened_image", _widened_image, (_IMAGE,), _U85),
+    Reproducer("widened_image_depthwise", partial(_widened_image, kind="DEPTHWISE_CONV2D"), (_IMAGE,), _U85),
+    Reproducer("widened_image_transposed", partial(_widened_image, kind="TRANSPOSE_CONV2D"), (_IMAGE,), _U85, _U85),
+    Reproducer("widened_image_sliced", partial(_widened_image, sliced=True), (_IMAGE,), _U85, releases=_VELA_5_2),
     Reproducer("padding_only_phase", partial(_dilated, itself=True), (((5, 1, 1, 3), DType.INT8),), _ALL),
     Reproducer("padding_only_phase_behind_pad", partial(_dilated, itself=False), (((5, 1, 1, 3), DType.INT8),), _ALL),
     Reproducer(

@@ -1,4 +1,4 @@
-"""Vela workarounds for convolutions: padding, dilation, and equal weights with different biases."""
+"""Vela workarounds for convolutions: padding, dilation, widened images, and equal weights with different biases."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from arm_backend_core.dtype import DType
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Op, Value, constant
 from arm_backend_core.tosa.operators.windows import window_axes
-from arm_backend_core.tosa.passes.rewrite import Rewriter, has_constant_weights, producer, skip_through
-from arm_backend_core.tosa.vela_workarounds.copies import copy_operands_where, emit_copy
+from arm_backend_core.tosa.passes.peephole_fusion import has_unit_scale_and_no_zero_points, log2_scale
+from arm_backend_core.tosa.passes.rewrite import Rewriter, has_constant_weights, producer, skip_through, trace_back
+from arm_backend_core.tosa.vela_workarounds.copies import copy_operands_where, emit_copy, emit_scaled_by_almost_one
 from arm_backend_core.tosa.vela_workarounds.workaround import AnyWorkaround, GraphWorkaround, Workaround
 
 CONVOLUTIONS = ("CONV2D", "CONV3D", "DEPTHWISE_CONV2D")
@@ -157,10 +159,28 @@ def _becomes_padding_of_batch(op: Op, value: Value, rewriter: Rewriter) -> bool:
     return has_reshaped_batch and _has_foldable_pad(op, value)
 
 
+def _is_widened_image(op: Op, rewriter: Rewriter) -> bool:
+    """Match a RESCALE by 1 of int8 to int16 whose only reader is a convolution.
+
+    Bug ``widened_image``: Vela removes the RESCALE, so that a convolution of int8 has a bias of int48, and crashes.
+    RESHAPEs may be between the two, and in Vela 5.2 SLICEs too. RESCALEs by 1 to int32 may precede the RESCALE.
+    """
+    if op.output.dtype is not DType.INT16 or log2_scale(op) != 0:
+        return False
+    if trace_back(op.inputs[0], has_unit_scale_and_no_zero_points)[0].dtype is not DType.INT8:
+        return False
+    skipped = ("RESHAPE",) if rewriter.builder.target.vela_release == (5, 1) else ("RESHAPE", "SLICE")
+    reader = rewriter.only_user(op.output)
+    while reader is not None and reader.kind in skipped:
+        reader = rewriter.only_user(reader.output)
+    return reader is not None and reader.kind in (*CONVOLUTIONS, "TRANSPOSE_CONV2D")
+
+
 PADDING_ONLY_PHASE_WORKAROUND = Workaround("padding_only_phase", CONVOLUTIONS, _has_padding_only_phase, _pad_by_copy)
 WORKAROUNDS: tuple[AnyWorkaround, ...] = (
     GraphWorkaround("equal_weights", _find_equal_weights, _make_weights_distinct),
     Workaround("unreached_output", ("TRANSPOSE_CONV2D",), _match_unreached_output, _extend_kernel),
     copy_operands_where("padded_zero", CONVOLUTIONS, _becomes_nonzero_padding),
     copy_operands_where("padded_images", CONVOLUTIONS, _becomes_padding_of_batch, releases=((5, 1),)),
+    Workaround("widened_image", ("RESCALE",), _is_widened_image, emit_scaled_by_almost_one),
 )

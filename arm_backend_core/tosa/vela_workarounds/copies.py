@@ -32,6 +32,16 @@ def emit_copy(x: Value, b: Builder) -> Value:
     return product if x.dtype is DType.INT32 else b.rescale(product, x.dtype, 1.0)
 
 
+def emit_scaled_by_almost_one(op: Op, match: bool, rewriter: Rewriter) -> Value:
+    """Emit a RESCALE by 1 with the scale 1 + 2**-30 instead, which Vela neither removes nor merges as a scale of 1.
+
+    The result is the same if the result type has at most 29 bits: round(x * (1 + 2**-30)) = x for abs(x) < 2**29, and
+    larger values are clipped. The operand is not int48, whose multiplier of 15 bits cannot hold this scale.
+    """
+    attrs = {**op.attrs, "multiplier": np.array([(1 << 30) + 1], np.int32), "shift": np.array([30], np.int8)}
+    return rewriter.builder.emit("RESCALE", op.inputs, op.output.dtype, **attrs)
+
+
 def copy_result(op: Op, match: bool, rewriter: Rewriter) -> Value:
     """Emit the operator again and copy its result."""
     b = rewriter.builder

@@ -12,7 +12,12 @@ from arm_backend_core.tosa.operators import ELEMENTWISE
 from arm_backend_core.tosa.operators.elementwise import rescale_input_range
 from arm_backend_core.tosa.passes.peephole_fusion import has_unit_scale_and_no_zero_points, log2_scale, rescale_factors
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, skip_through, trace_back
-from arm_backend_core.tosa.vela_workarounds.copies import broadcast_constant, copy_operands_where, copy_result
+from arm_backend_core.tosa.vela_workarounds.copies import (
+    broadcast_constant,
+    copy_operands_where,
+    copy_result,
+    emit_scaled_by_almost_one,
+)
 from arm_backend_core.tosa.vela_workarounds.workaround import AnyWorkaround, Workaround
 
 #: Data movement that Vela may fuse with its producer or consumer. ``Operator.is_data_movement`` is a larger set: it
@@ -40,15 +45,14 @@ def _loses_clipping(op: Op, rewriter: Rewriter, *, scaled: bool = False) -> bool
 
 
 def _preserve_clipping(op: Op, match: bool, rewriter: Rewriter) -> Value:
-    """Emit the RESCALE with scale 1 + 2**-30, which Vela does not remove. The result is the same.
+    """Emit the RESCALE with a scale that Vela does not remove.
 
-    round(x * (1 + 2**-30)) = x for abs(x) < 2**29, and larger values are clipped. The multiplier of an int48 RESCALE
-    has 15 bits, too few for this scale. In this case, a copy of the result separates the two RESCALEs.
+    The multiplier of an int48 RESCALE has too few bits for this scale. In this case, a copy of the result separates the
+    two RESCALEs.
     """
     if op.inputs[0].dtype is DType.INT48:
         return copy_result(op, match, rewriter)
-    attrs = {**op.attrs, "multiplier": np.array([(1 << 30) + 1], np.int32), "shift": np.array([30], np.int8)}
-    return rewriter.builder.emit("RESCALE", op.inputs, op.output.dtype, **attrs)
+    return emit_scaled_by_almost_one(op, match, rewriter)
 
 
 def _is_widened_again(value: Value, rewriter: Rewriter, *, scaled: bool) -> bool:
