@@ -109,6 +109,18 @@ def list_kernel_sources() -> list[Path]:
     return [source for source in sources if source != CPP_FOLDER / _REGISTRATION_SOURCE]
 
 
+def combine_kernels(sources: Sequence[Path], folder: Path) -> list[Path]:
+    """Replace the kernels among ``sources`` by one file in ``folder`` that includes all of them.
+
+    ExecuTorch's headers take most of the time in which a kernel compiles. The names in the anonymous namespaces of the
+    kernels therefore must differ.
+    """
+    kernels = [source for source in list_kernel_sources() if source in sources]
+    combined = folder / "cortex_m_kernels_combined.cpp"
+    combined.write_text("".join(f'#include "{source.relative_to(CPP_FOLDER)}"\n' for source in kernels))
+    return [combined, *(source for source in sources if source not in kernels)]
+
+
 def _executorch_folder() -> Path:
     return Path(str(import_quietly("executorch.runtime").__file__)).parents[1]
 
@@ -170,7 +182,8 @@ def _build_binary(
             # Build under a temporary name and rename, because another process may load the file without the lock.
             with tempfile.TemporaryDirectory(dir=target.parent) as folder:
                 binary = Path(folder) / target.name
-                objects = _compile(what, [*command, *_DEFINES, *includes], sources, Path(folder))
+                units = combine_kernels(sources, Path(folder))
+                objects = _compile(what, [*command, *_DEFINES, *includes], units, Path(folder))
                 _run_compiler(what, [*command, *objects, *link_flags, "-o", str(binary)])
                 os.replace(binary, target)
     except OSError as error:

@@ -20,12 +20,12 @@ constexpr const char kPad[] = "cortex_m::pad.out";
 
 using executorch::aten::SizesType;
 
-constexpr size_t kMaxRank = 4;
-using Sizes = std::array<SizesType, kMaxRank>;
+constexpr size_t kMaxMovedRank = 4;
+using AxisSizes = std::array<SizesType, kMaxMovedRank>;
 
 bool check_tensors(ArgumentChecker& check, const Tensor& input, const Tensor& out) {
   return check.has_type("input", input, ScalarType::Char) && check.has_type("out", out, ScalarType::Char) &&
-         check.is_in("rank of input", input.dim(), 1, kMaxRank);
+         check.is_in("rank of input", input.dim(), 1, kMaxMovedRank);
 }
 
 bool resize(ArgumentChecker& check, Tensor& out, const SizesType* sizes, size_t rank) {
@@ -55,15 +55,15 @@ Tensor& transpose_out(KernelRuntimeContext& context, const Tensor& input, Int64L
     return out;
   }
   // Leading axes of size 1 make all tensors have rank 4.
-  const size_t absent = kMaxRank - rank;
-  std::array<ssize_t, kMaxRank> input_strides{};
+  const size_t absent = kMaxMovedRank - rank;
+  std::array<ssize_t, kMaxMovedRank> input_strides{};
   ssize_t stride = 1;
   for (size_t axis = rank; axis-- > 0;) {
     input_strides[axis] = stride;
     stride *= input.size(static_cast<ssize_t>(axis));
   }
-  Sizes sizes{1, 1, 1, 1};
-  std::array<ssize_t, kMaxRank> strides{};
+  AxisSizes sizes{1, 1, 1, 1};
+  std::array<ssize_t, kMaxMovedRank> strides{};
   for (size_t i = 0; i < rank; ++i) {
     sizes[absent + i] = static_cast<SizesType>(input.size(static_cast<ssize_t>(axes[i])));
     strides[absent + i] = input_strides[static_cast<size_t>(axes[i])];
@@ -99,20 +99,20 @@ bool is_padded_as_channels_last(const Tensor& input) {
 
 // Sizes of an input, and the pad amounts before and after it, in the order of the axes in memory.
 struct Padding {
-  Sizes sizes{1, 1, 1, 1};
-  Sizes before{};
-  Sizes after{};
+  AxisSizes sizes{1, 1, 1, 1};
+  AxisSizes before{};
+  AxisSizes after{};
 
   int64_t padded(size_t axis) const { return static_cast<int64_t>(before[axis]) + sizes[axis] + after[axis]; }
 };
 
 // Checks the pad amounts, and sets `before` and `after` of `padding`. `absent` is 4 minus the rank of the input.
 bool set_amounts(ArgumentChecker& check, Padding& padding, Int64List before, Int64List after, size_t absent) {
-  if (!check.is_list("pre_pad", before, kMaxRank, 0, INT32_MAX) ||
-      !check.is_list("post_pad", after, kMaxRank, 0, INT32_MAX)) {
+  if (!check.is_list("pre_pad", before, kMaxMovedRank, 0, INT32_MAX) ||
+      !check.is_list("post_pad", after, kMaxMovedRank, 0, INT32_MAX)) {
     return false;
   }
-  for (size_t axis = 0; axis < kMaxRank; ++axis) {
+  for (size_t axis = 0; axis < kMaxMovedRank; ++axis) {
     padding.before[axis] = static_cast<SizesType>(before[axis]);
     padding.after[axis] = static_cast<SizesType>(after[axis]);
     if (!check.require(axis >= absent || (before[axis] == 0 && after[axis] == 0), "pre_pad or post_pad",
@@ -158,13 +158,13 @@ Tensor& pad_out(KernelRuntimeContext& context, const Tensor& input, Int64List be
   const auto rank = static_cast<size_t>(input.dim());
   Padding padding;
   if (!check_tensors(check, input, out) || !check.is_zero_point("pad_value", value) ||
-      !set_amounts(check, padding, before, after, kMaxRank - rank)) {
+      !set_amounts(check, padding, before, after, kMaxMovedRank - rank)) {
     return out;
   }
   const bool as_channels_last = is_padded_as_channels_last(input);
   constexpr size_t kChannelsLast[] = {0, 2, 3, 1};
-  const size_t absent = kMaxRank - rank;
-  Sizes padded{};
+  const size_t absent = kMaxMovedRank - rank;
+  AxisSizes padded{};
   for (size_t i = 0; i < rank; ++i) {
     const size_t axis = as_channels_last ? kChannelsLast[i] : i;
     padding.sizes[absent + i] = static_cast<SizesType>(input.size(static_cast<ssize_t>(axis)));

@@ -15,10 +15,10 @@
 namespace arm_runtime {
 namespace {
 
-constexpr const char kAverage[] = "cortex_m::quantized_avg_pool2d.out";
-constexpr const char kAverageNhwc[] = "cortex_m::quantized_avg_pool2d_nhwc.out";
-constexpr const char kMaximum[] = "cortex_m::quantized_max_pool2d.out";
-constexpr const char kMaximumNhwc[] = "cortex_m::quantized_max_pool2d_nhwc.out";
+constexpr const char kAvgPool[] = "cortex_m::quantized_avg_pool2d.out";
+constexpr const char kAvgPoolNhwc[] = "cortex_m::quantized_avg_pool2d_nhwc.out";
+constexpr const char kMaxPool[] = "cortex_m::quantized_max_pool2d.out";
+constexpr const char kMaxPoolNhwc[] = "cortex_m::quantized_max_pool2d_nhwc.out";
 
 // Windows along one spatial axis.
 struct PoolingAxis {
@@ -174,7 +174,7 @@ template <bool kIsNhwc>
 Tensor& avg_pool2d_out(KernelRuntimeContext& context, const Tensor& input, Int64List kernel_size, Int64List stride,
                        Int64List padding, bool ceil_mode, int64_t zero_point, int64_t multiplier, int64_t shift,
                        const Tensor& scratch, Tensor& out) {
-  ArgumentChecker check(context, kIsNhwc ? kAverageNhwc : kAverage);
+  ArgumentChecker check(context, kIsNhwc ? kAvgPoolNhwc : kAvgPool);
   Pooling pooling{};
   if (!prepare<kIsNhwc>(check, pooling, input, kernel_size, stride, padding, ceil_mode, out)) {
     return out;
@@ -194,7 +194,7 @@ template <bool kIsNhwc>
 Tensor& max_pool2d_out(KernelRuntimeContext& context, const Tensor& input, Int64List kernel_size, Int64List stride,
                        Int64List padding, Int64List dilation, bool ceil_mode, int64_t input_zero_point,
                        int64_t output_zero_point, int64_t activation_min, int64_t activation_max, Tensor& out) {
-  ArgumentChecker check(context, kIsNhwc ? kMaximumNhwc : kMaximum);
+  ArgumentChecker check(context, kIsNhwc ? kMaxPoolNhwc : kMaxPool);
   Pooling pooling{};
   if (!check.require(!ceil_mode, "ceil_mode", "must be false") || !check.is_list("dilation", dilation, 2, 1, 1) ||
       !check.is_zero_point("input_zero_point", input_zero_point) ||
@@ -212,9 +212,9 @@ Tensor& max_pool2d_out(KernelRuntimeContext& context, const Tensor& input, Int64
 
 }  // namespace
 
-ARM_RUNTIME_CORTEX_M_KERNEL(quantized_avg_pool2d, kAverage, avg_pool2d_out<false>)
-ARM_RUNTIME_CORTEX_M_KERNEL(quantized_avg_pool2d_nhwc, kAverageNhwc, avg_pool2d_out<true>)
-ARM_RUNTIME_CORTEX_M_KERNEL(quantized_max_pool2d, kMaximum, max_pool2d_out<false>)
-ARM_RUNTIME_CORTEX_M_KERNEL(quantized_max_pool2d_nhwc, kMaximumNhwc, max_pool2d_out<true>)
+ARM_RUNTIME_CORTEX_M_KERNEL(quantized_avg_pool2d, kAvgPool, avg_pool2d_out<false>)
+ARM_RUNTIME_CORTEX_M_KERNEL(quantized_avg_pool2d_nhwc, kAvgPoolNhwc, avg_pool2d_out<true>)
+ARM_RUNTIME_CORTEX_M_KERNEL(quantized_max_pool2d, kMaxPool, max_pool2d_out<false>)
+ARM_RUNTIME_CORTEX_M_KERNEL(quantized_max_pool2d_nhwc, kMaxPoolNhwc, max_pool2d_out<true>)
 
 }  // namespace arm_runtime

@@ -11,7 +11,7 @@ import numpy as np
 
 from arm_backend_core.cortex_m.catalog import find_kernel
 from arm_backend_core.cortex_m.kernels.registry import Array
-from arm_recipes.runtime.build import list_kernel_sources
+from arm_recipes.runtime.build import combine_kernels, list_kernel_sources
 from tests.runtime.cpp_build import RUNTIME, compile_cpp, executorch_include_flags, executorch_link_flags
 
 #: ExecuTorch's ScalarType of each NumPy type.
@@ -50,7 +50,7 @@ class KernelLibrary:
 
     def __init__(self, folder: Path) -> None:
         """Compile the kernels into ``folder``."""
-        sources = [*list_kernel_sources(), RUNTIME / "tests/kernels/kernel_abi.cpp"]
+        sources = combine_kernels([*list_kernel_sources(), RUNTIME / "tests/kernels/kernel_abi.cpp"], folder)
         flags = [*_FLAGS, *executorch_include_flags()]
         path = compile_cpp(
             folder / "kernels.so", sources, flags, link=["-shared", *executorch_link_flags()], compiler="g++"

@@ -5,17 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
 
 import arm_recipes
 from arm_recipes import ArmRecipeType, ExportRecipe
 from arm_recipes.runtime.data_file import external_data_keys, read_data_file
 from arm_recipes.runtime.ethosu_blocks import BlockName, read_blocks
 from arm_recipes.runtime.pte import read_program
-from tests.models.decoder import Prefill, decoder, prompt
 from tests.runtime.host_programs import Small, export_small
 from tests.small_models import images
 
 U85 = ArmRecipeType.ETHOSU_U85_INT8
+
+
+class _Mirrored(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, image: Tensor) -> Tensor:
+        return torch.as_tensor(self.model(image.flip(-1)))
 
 
 def test_option_external_selects_blocks() -> None:
@@ -28,9 +37,9 @@ def test_option_external_selects_blocks() -> None:
 
 
 def test_weights_that_methods_share_are_external_too() -> None:
-    model = decoder()
-    methods = {"prefill": Prefill(model), "decode": model}
-    samples = {"prefill": [prompt(3)], "decode": [prompt(1, 3 + at) for at in range(3)]}
+    model = Small().eval()
+    methods = {"once": model, "mirrored": _Mirrored(model).eval()}
+    samples = {method: images() for method in methods}
     inline, outside = (
         arm_recipes.export(methods, ExportRecipe.get_recipe(U85, external=external), samples)
         for external in (False, True)
@@ -41,7 +50,8 @@ def test_weights_that_methods_share_are_external_too() -> None:
     assert weights not in program.named_data
     assert set(external_data_keys(program)) == set(keys)
     assert outside.report.program_bytes < inline.report.program_bytes - len(keys[weights])
-    assert torch.equal(*(result.run(*prompt(3), method="prefill") for result in (inline, outside)))
+    for method in methods:
+        assert torch.equal(*(result.run(*images()[0], method=method) for result in (inline, outside)))
 
 
 def test_the_cache_keeps_the_data_file(tmp_path: Path) -> None:
