@@ -81,6 +81,10 @@ class Reproducer:
         """Accelerators for which the programs of a release of Vela are wrong."""
         return self.miscompiled if release in self.releases else ()
 
+    def crashes(self, accelerator: str) -> bool:
+        """Whether the installed Vela crashes on the graph."""
+        return accelerator in self.wrong and self.name in CRASHES
+
     def writes_out_of_bounds(self, accelerator: str) -> bool:
         """Whether the installed Vela's program writes outside its tensors."""
         return accelerator in self.wrong and accelerator in OUT_OF_BOUNDS.get(self.name, ())
