@@ -136,12 +136,12 @@ int32_t divide_rounded(int32_t sum, int32_t count) {
 void average_window(const Window& window, int8_t* result) {
   // Channels are summed in blocks of this size, because the number of channels is not limited and kernels allocate no
   // memory.
-  constexpr size_t kBlock = 64;
+  constexpr size_t kMaxBlock = 64;
   const auto count = static_cast<int32_t>(window.rows * window.columns);
   const auto channels = static_cast<size_t>(window.channels);
-  for (size_t start = 0; start < channels; start += kBlock) {
-    const size_t block = std::min(kBlock, channels - start);
-    std::array<int32_t, kBlock> sums{};
+  for (size_t start = 0; start < channels; start += kMaxBlock) {
+    const size_t block = std::min(kMaxBlock, channels - start);
+    std::array<int32_t, kMaxBlock> sums{};
     for (ssize_t row = 0; row < window.rows; ++row) {
       for (ssize_t column = 0; column < window.columns; ++column) {
         const int8_t* pixel = window.pixel(row, column) + start;
