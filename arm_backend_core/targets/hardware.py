@@ -171,6 +171,7 @@ _BUGS_OF_ALL_FAMILIES = (
     "merged_concats",
     "clipped_rescale",
     "duplicated_rescale_reshape",
+    "widened_image",
 )
 _U65 = Hardware(
     unsupported=frozenset((*_BITWISE, *_LOGICAL, *_COMPARISON_SELECT, "GATHER", "SCATTER", "INTDIV")),
@@ -251,7 +252,6 @@ _U85 = Hardware(
         "shifted_cast",
         "unclipped_operand",
         "truncated_multiplier",
-        "widened_image",
     ),
     axes_lost_on_split=partial(
         find_axes_lost_on_split,

@@ -48,8 +48,16 @@ OUT_OF_BOUNDS = {
     "reshaped_product_widened_twice": _U55_U65,
     "turned_product": _U55_U65,
 }
-#: Reproducers on which Vela crashes.
-CRASHES = frozenset({"widened_image", "widened_image_depthwise", "widened_image_transposed", "widened_image_sliced"})
+#: Reproducer -> NPUs for which Vela crashes.
+CRASHES = {
+    "widened_image": _U85,
+    "widened_image_depthwise": _U85,
+    "widened_image_transposed": _U85,
+    "widened_image_sliced": _U85,
+    "widened_image_reshaped": _U85,
+    "widened_image_zero_point": _U85,
+    "widened_image_padded": _U85,
+}
 
 
 @dataclass(frozen=True)
@@ -83,7 +91,7 @@ class Reproducer:
 
     def crashes(self, accelerator: str) -> bool:
         """Whether the installed Vela crashes on the graph."""
-        return accelerator in self.wrong and self.name in CRASHES
+        return accelerator in self.wrong and accelerator in CRASHES.get(self.name, ())
 
     def writes_out_of_bounds(self, accelerator: str) -> bool:
         """Whether the installed Vela's program writes outside its tensors."""
@@ -155,10 +163,32 @@ def _sliced_and_dilated(b: Builder, x: Value) -> Value:
     return b.rescale(b.conv2d(part, weight, bias, pad=(6, 5, 6, 5), dilation=(5, 5)), DType.INT8, 0.01)
 
 
-def _widened_image(b: Builder, x: Value, *, kind: str = "CONV2D", sliced: bool = False) -> Value:
+def _widen(b: Builder, x: Value) -> Value:
+    return b.rescale(x, DType.INT16, 1.0)
+
+
+def _widen_and_slice(b: Builder, x: Value) -> Value:
+    return b.slice(_widen(b, x), (0, 1, 2, 0), (1, 3, 4, 8))
+
+
+def _widen_in_steps(b: Builder, x: Value) -> Value:
+    return _widen(b, b.reshape(b.rescale(x, DType.INT32, 1.0), (1, 6, 4, 8)))
+
+
+def _widen_with_zero_point(b: Builder, x: Value) -> Value:
+    return _widen(b, b.rescale(x, DType.INT32, 1.0, 3))
+
+
+def _pad_and_widen(b: Builder, x: Value) -> Value:
+    """The zeros that pad ``x`` are -3 in the widened tensor."""
+    return b.rescale(b.pad(x, ((0, 0), (1, 0), (0, 1), (0, 0)), 0), DType.INT16, 1.0, 3)
+
+
+def _widened_image(
+    b: Builder, x: Value, *, kind: str = "CONV2D", widen: Callable[[Builder, Value], Value] = _widen
+) -> Value:
     """A convolution of int16 whose image is an int8 tensor widened by RESCALE(1)."""
-    image = b.rescale(x, DType.INT16, 1.0)
-    image = b.slice(image, (0, 1, 2, 0), (1, 3, 4, 8)) if sliced else image
+    image = widen(b, x)
     bias = b.const([5, -6, 7, 8, -9, 1, 2, 3], DType.INT48)
     weights = np.arange(2 * 2 * 8 * 8) % 251 - 125
     if kind == "DEPTHWISE_CONV2D":
@@ -467,6 +497,13 @@ def _padded_images(b: Builder, x: Value) -> Value:
     weight = b.const(np.arange(1, 4).reshape(1, 1, 3, 1), DType.INT8)
     image = b.reshape(b.pad(x, ((0, 0), (2, 0), (0, 0)), 0), (2, 1, 8, 1))
     return b.rescale(b.conv2d(image, weight, b.const([0], DType.INT32), pad=(0, 0, 0, 0)), DType.INT8, 0.125)
+
+
+def _padded_and_reshaped(b: Builder, x: Value) -> Value:
+    """Height and width of the padded image are exchanged by a RESHAPE."""
+    weight = b.const(np.arange(1, 33).reshape(1, 2, 2, 8), DType.INT8)
+    image = b.reshape(b.pad(x, ((0, 0), (1, 0), (0, 1), (0, 0)), 0), (1, 7, 5, 8))
+    return b.rescale(b.conv2d(image, weight, b.const([0], DType.INT32), pad=(0, 0, 0, 0)), DType.INT8, 0.004)
 
 
 def _reshaped_select(b: Builder, x: Value) -> Value:
@@ -920,6 +957,7 @@ REPRODUCERS = (
     Reproducer("joined_multiplied", _joined_multiplied, (((1, 2, 2, 2), DType.INT8),), _ALL),
     Reproducer("padded_zero", _padded, (((1, 4, 4, 1), DType.INT8),), _ALL),
     Reproducer("padded_images", _padded_images, (((2, 6, 1), DType.INT8),), _ALL, releases=_VELA_5_1),
+    Reproducer("padded_and_reshaped", _padded_and_reshaped, (_IMAGE,), _ALL, releases=_VELA_5_1),
     Reproducer("sliced_of_five", _sliced_of_five, (((6, 3, 5), DType.INT8), ((4, 1, 2, 1, 1), DType.INT8)), _ALL),
     Reproducer("reversed_of_five", _reversed_of_five, (((3, 8, 1, 1), DType.INT8),), _U85, _U85),
     Reproducer("reversed_and_turned", _reversed_and_turned, (((11, 16, 1, 12), DType.INT8),), _U85, _U85),
@@ -985,10 +1023,22 @@ REPRODUCERS = (
         (((1, 5, 8, 16), DType.INT8), ((8, 3, 16), DType.INT8)),
         _ALL,
     ),
-    Reproducer("widened_image", _widened_image, (_IMAGE,), _U85),
-    Reproducer("widened_image_depthwise", partial(_widened_image, kind="DEPTHWISE_CONV2D"), (_IMAGE,), _U85),
+    Reproducer("widened_image", _widened_image, (_IMAGE,), _U85, _U85),
+    Reproducer("widened_image_depthwise", partial(_widened_image, kind="DEPTHWISE_CONV2D"), (_IMAGE,), _U85, _U85),
     Reproducer("widened_image_transposed", partial(_widened_image, kind="TRANSPOSE_CONV2D"), (_IMAGE,), _U85, _U85),
-    Reproducer("widened_image_sliced", partial(_widened_image, sliced=True), (_IMAGE,), _U85, releases=_VELA_5_2),
+    Reproducer(
+        "widened_image_sliced",
+        partial(_widened_image, widen=_widen_and_slice),
+        (_IMAGE,),
+        _U85,
+        _U85,
+        releases=_VELA_5_2,
+    ),
+    Reproducer("widened_image_reshaped", partial(_widened_image, widen=_widen_in_steps), (_IMAGE,), _U85, _U85),
+    Reproducer(
+        "widened_image_zero_point", partial(_widened_image, widen=_widen_with_zero_point), (_IMAGE,), _U85, _U85
+    ),
+    Reproducer("widened_image_padded", partial(_widened_image, widen=_pad_and_widen), (_IMAGE,), _ALL),
     Reproducer("padding_only_phase", partial(_dilated, itself=True), (((5, 1, 1, 3), DType.INT8),), _ALL),
     Reproducer("padding_only_phase_behind_pad", partial(_dilated, itself=False), (((5, 1, 1, 3), DType.INT8),), _ALL),
     Reproducer(

@@ -11,9 +11,11 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Op, Value, constant
 from arm_backend_core.tosa.operators.windows import window_axes
-from arm_backend_core.tosa.passes.peephole_fusion import has_unit_scale_and_no_zero_points, log2_scale
+from arm_backend_core.tosa.passes.peephole_fusion import has_unit_scale, log2_scale
+from arm_backend_core.tosa.passes.peephole_movement import equal_without_ones
 from arm_backend_core.tosa.passes.rewrite import Rewriter, has_constant_weights, producer, skip_through, trace_back
 from arm_backend_core.tosa.vela_workarounds.copies import copy_operands_where, emit_copy, emit_scaled_by_almost_one
+from arm_backend_core.tosa.vela_workarounds.narrowing import DATA_MOVEMENT
 from arm_backend_core.tosa.vela_workarounds.workaround import AnyWorkaround, GraphWorkaround, Workaround
 
 CONVOLUTIONS = ("CONV2D", "CONV3D", "DEPTHWISE_CONV2D")
@@ -149,31 +151,39 @@ def _has_foldable_pad(op: Op, value: Value) -> bool:
     return source is not None and source.attrs["pad_const"] == 0 and not any(op.attrs["pad"])
 
 
-def _becomes_padding_of_batch(op: Op, value: Value, rewriter: Rewriter) -> bool:
-    """Whether a PAD with 0 and a RESHAPE precede a convolution of several batch items.
+def _becomes_other_padding(op: Op, value: Value, rewriter: Rewriter) -> bool:
+    """Whether a PAD with 0 and a RESHAPE of the image precede a convolution.
 
-    Bug ``padded_images``: Vela folds the PAD into the convolution as if the tensor were one batch item. A copy of the
-    operand prevents this.
+    Bug ``padded_images``: Vela folds the PAD into the convolution, as if the RESHAPE only added or removed dimensions
+    of size 1 and the tensor were one batch item. A copy of the operand prevents this.
     """
-    has_reshaped_batch = value.shape[0] > 1 and value.producer is not None and value.producer.kind == "RESHAPE"
-    return has_reshaped_batch and _has_foldable_pad(op, value)
+    reshape = producer(value, "RESHAPE")
+    if reshape is None or not _has_foldable_pad(op, value):
+        return False
+    return value.shape[0] > 1 or not equal_without_ones(reshape.inputs[0].shape, value.shape)
 
 
 def _is_widened_image(op: Op, rewriter: Rewriter) -> bool:
     """Match a RESCALE by 1 of int8 to int16 whose only reader is a convolution.
 
     Bug ``widened_image``: Vela removes the RESCALE, so that a convolution of int8 has a bias of int48, and crashes.
-    RESHAPEs may be between the two, and in Vela 5.2 SLICEs too. RESCALEs by 1 to int32 may precede the RESCALE.
+    Data movement (SLICE in 5.2 only) and RESCALEs by 1 may be before and after the RESCALE.
     """
     if op.output.dtype is not DType.INT16 or log2_scale(op) != 0:
         return False
-    if trace_back(op.inputs[0], has_unit_scale_and_no_zero_points)[0].dtype is not DType.INT8:
+    source, _ = trace_back(op.inputs[0], _is_removable)
+    if source.dtype is not DType.INT8:
         return False
-    skipped = ("RESHAPE",) if rewriter.builder.target.vela_release == (5, 1) else ("RESHAPE", "SLICE")
+    keeps_slices = rewriter.builder.target.vela_release == (5, 1)
     reader = rewriter.only_user(op.output)
-    while reader is not None and reader.kind in skipped:
+    while reader is not None and _is_removable(reader) and not (keeps_slices and reader.kind == "SLICE"):
         reader = rewriter.only_user(reader.output)
     return reader is not None and reader.kind in (*CONVOLUTIONS, "TRANSPOSE_CONV2D")
+
+
+def _is_removable(op: Op) -> bool:
+    """Whether Vela may remove ``op``, or fuse it into a convolution that reads its result."""
+    return op.kind in DATA_MOVEMENT or has_unit_scale(op)
 
 
 PADDING_ONLY_PHASE_WORKAROUND = Workaround("padding_only_phase", CONVOLUTIONS, _has_padding_only_phase, _pad_by_copy)
@@ -181,6 +191,6 @@ WORKAROUNDS: tuple[AnyWorkaround, ...] = (
     GraphWorkaround("equal_weights", _find_equal_weights, _make_weights_distinct),
     Workaround("unreached_output", ("TRANSPOSE_CONV2D",), _match_unreached_output, _extend_kernel),
     copy_operands_where("padded_zero", CONVOLUTIONS, _becomes_nonzero_padding),
-    copy_operands_where("padded_images", CONVOLUTIONS, _becomes_padding_of_batch, releases=((5, 1),)),
+    copy_operands_where("padded_images", CONVOLUTIONS, _becomes_other_padding, releases=((5, 1),)),
     Workaround("widened_image", ("RESCALE",), _is_widened_image, emit_scaled_by_almost_one),
 )
