@@ -50,7 +50,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 demo: debian $(READY)
 	RECIPE=$(RECIPE) MACS=$(MACS) $(BIN)/python examples/digits.py
 
-test: debian-test $(READY_TEST) $(VELA:%=build/vela-%) build/vela-$(OLDER)
+test: debian-test $(READY_TEST) $(VELA:%=build/vela-%)
 	$(MAKE) --no-print-directory --jobs $(WORKERS) lint test-older-vela
 	$(call vela,$(VELA)) $(BIN)/python -m pytest -n $(WORKERS) -q
 

@@ -65,7 +65,7 @@ def _group_nan_replacements(node: Node) -> dict[float, list[Node]]:
 
 
 def _fill_masked_rows(weights: Node, rows: Node, number: float, readers: list[Node], *, is_last: bool) -> None:
-    """Replace ``rows`` of the attention weights by ``number``, as an operand of ``readers``.
+    """Replace ``rows`` of the attention weights by ``number`` in the operand of ``readers``.
 
     If the only reader of the weights is a matrix product, the rows of the product are replaced instead, for all readers
     of the product.

@@ -60,12 +60,12 @@ class Annotator:
         self._result_specs: dict[Node, QuantizationSpec] = {}
 
     def _use_most_precise_config(self, functions: Sequence[Node]) -> None:
-        """Configure functions that are fused into one TABLE with the configuration of the most activation levels."""
+        """Configure the functions of one TABLE with their configuration that has the most activation levels."""
         most_precise = max((self.configs[node] for node in functions), key=lambda c: c.activation.quant_max or 0)
         self.configs |= dict.fromkeys(functions, most_precise)
 
     def _choose_result_spec(self, node: Node) -> None:
-        """Annotate a result with the activation spec of the most levels among the configurations of its readers.
+        """Annotate a result with the activation spec that has the most levels in the configurations of its readers.
 
         A reader whose configuration has many levels thus gets a result that was rounded to at least as many levels.
         Functions of a chain (``FusionPlan.chain_base``), and results without quantized readers, keep the spec of their

@@ -60,7 +60,7 @@ def merge_observers(observers_by_graph: Sequence[Observers], key_of: Callable[[N
 
 
 def set_observer_properties(*observed_graphs: tuple[GraphModule, Mapping[Node | tuple[Node, Node], Any]]) -> None:
-    """Set the attributes of each observer: description of its tensor, is it constant, is it cast from integers.
+    """Set the attributes of each observer: whether its tensor is constant or cast from integers, and a description.
 
     The observer of a weight also gets the biases of the layers that read the weight (``register_bias``).
 

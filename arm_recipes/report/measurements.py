@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -197,14 +198,15 @@ def _compare_layers(
     proportion to their estimated cycles.
     """
     layers = [layer for layer in report.get("layers", ()) if layer["method"] == method]
-    shares: dict[str, dict[int, int]] = {}  # {tensor: {position in layers: estimated cycles}}
+    estimates: defaultdict[str, dict[int, int]] = defaultdict(dict)  # {tensor: {position in layers: cycles}}
     for position, layer in enumerate(layers):
         for tensor in layer["tensors"]:
-            shares.setdefault(tensor, {})[position] = max(layer["cycles"], 1)
-    cycles: dict[int, float] = {}
-    for tensor, amount in measured.items():
-        for position, part in (apportion(amount, shares[tensor]) if tensor in shares else {}).items():
-            cycles[position] = cycles.get(position, 0) + part
+            estimates[tensor][position] = max(layer["cycles"], 1)
+    cycles: defaultdict[int, float] = defaultdict(float)
+    for tensor, shares in estimates.items():
+        if tensor in measured:
+            for position, part in apportion(measured[tensor], shares).items():
+                cycles[position] += part
     rows = [
         (layer["module"], layer["source"], layer["cycles"], cycles[position])
         for position, layer in enumerate(layers)

@@ -1,7 +1,7 @@
 """Build of the host plugin and of the program ``measure_pools`` from C++ sources, with a cache of the binaries.
 
 The binaries must match the ExecuTorch library of this environment, so no wheel contains them. Compilation takes about
-12 s on two cores.
+10 s on two cores.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def _build_binary(
         with _lock(target.parent):
             if target.exists():  # the process that had the lock has built it
                 return
-            announce(f"Building {what}, once for this version of ExecuTorch. This takes about 12 s.")
+            announce(f"Building {what}, once for this version of ExecuTorch. This takes about 10 s.")
             # Build under a temporary name and rename, because another process may load the file without the lock.
             with tempfile.TemporaryDirectory(dir=target.parent) as folder:
                 binary = Path(folder) / target.name

@@ -28,11 +28,12 @@ pytestmark = pytest.mark.xdist_group("firmware")
 @pytest.fixture(scope="module")
 def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The host program with sanitizers: pools are on the heap, so that accesses beyond their last byte are detected."""
+    output = tmp_path_factory.mktemp("trial") / "pools"
     sources = [*(RUNTIME / unit for unit in build._MEASURE_POOLS_SOURCES), *build.list_kernel_sources()]
+    sources = build.combine_kernels(sources, output.parent)
     flags = [*executorch_include_flags(), "-isystem", str(RUNTIME / "emulator/driver"), *SANITIZERS]
     kernels = ["-Wl,--no-as-needed", f"-L{executorch_directory() / 'lib'}"]
     kernels += ["-lexecutorch_kernels_optimized", "-lexecutorch_kernels_quantized"]
-    output = tmp_path_factory.mktemp("trial") / "pools"
     return compile_cpp(output, sources, flags, link=[str(build.build_plugin()), *kernels, *executorch_link_flags()])
 
 
