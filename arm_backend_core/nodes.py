@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
@@ -309,6 +310,11 @@ def is_integer(node: Node) -> bool:
 def is_complex(node: Node) -> bool:
     """Whether ``node``'s (first) result is a complex tensor."""
     return result_kind(node) is ScalarKind.COMPLEX
+
+
+def is_empty(value: Any) -> bool:
+    """Whether ``value`` is a tensor that has no elements. A size that depends on data is assumed not to be 0."""
+    return isinstance(value, Tensor) and any(isinstance(size, int) and size == 0 for size in value.shape)
 
 
 def is_integer_or_bool(node: Node) -> bool:

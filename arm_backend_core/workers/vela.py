@@ -127,7 +127,8 @@ def config_folder() -> Path:
     Raises:
         ArmBackendError: there is no module ``ethosu.vela``.
     """
-    spec = find_spec("ethosu.vela")
+    # Without the package "ethosu", find_spec("ethosu.vela") raises an exception instead of returning None.
+    spec = find_spec("ethosu.vela") if find_spec("ethosu") else None
     if spec is None or spec.origin is None:
         raise ArmBackendError(_format_import_error("no module ethosu.vela"))
     return Path(spec.origin).parents[1] / "config_files"

@@ -397,6 +397,14 @@ def test_the_supported_releases_of_vela_are_those_that_pip_installs() -> None:
     assert f"{vela.PACKAGE}>={last_major}.{last_minor}" in extras["demo"]
 
 
+def test_missing_package_of_vela(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "ethosu"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "ethosu", None)
+    with pytest.raises(ArmBackendError, match=r"cannot be imported.*pip install 'arm-recipes\[ethosu\]'"):
+        EthosUCompileSpec("ethos-u55-128", config_ini="Arm/vela.ini")
+
+
 def test_missing_vela(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ethosu").mkdir()
     (tmp_path / "ethosu" / "__init__.py").write_text("")

@@ -17,7 +17,7 @@ from arm_backend_core.cortex_m.kernels.registry import Array
 from arm_backend_core.cortex_m.quantized_value import QuantizedValue
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.lowering.qparams_reader import QParamsReader
-from arm_backend_core.nodes import is_dequantize, overload_of
+from arm_backend_core.nodes import is_dequantize, is_empty, overload_of
 from arm_backend_core.qparams import QParams
 from arm_backend_core.targets.cortex_m import Isa
 
@@ -160,7 +160,7 @@ def read_operand(
     source, q = argument.all_input_nodes[0], qparams.read(argument)
     if q.axis is not None:
         raise Unsupported(f"it reads '{source.name}', which is quantized per channel")
-    if 0 in argument.meta["val"].shape:
+    if is_empty(argument.meta["val"]):
         raise Unsupported(f"it reads '{source.name}', which has no elements")
     if source in values:
         return values[source]

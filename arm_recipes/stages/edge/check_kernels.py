@@ -15,12 +15,12 @@ from torch import fx
 
 from arm_backend_core.cortex_m.catalog import KERNELS
 from arm_backend_core.cortex_m.kernels.registry import LIBRARY_NAMESPACE
-from arm_backend_core.nodes import operator_name, overload_of, source_location
+from arm_backend_core.nodes import is_empty, operator_name, overload_of, source_location
 from arm_recipes._internal.conversions import dtype_name
 from arm_recipes._internal.errors import NotRunnableError
 from arm_recipes._internal.messages import warn
 from arm_recipes.stages.edge.cpu_operators import CpuOperator, group_operators
-from arm_recipes.stages.edge.empty_tensors import MIXED_OPERAND_KERNELS, is_empty
+from arm_recipes.stages.edge.empty_tensors import MIXED_OPERAND_KERNELS
 
 #: Element types that the kernels in ExecuTorch's library do not support.
 _UNSUPPORTED_DTYPES = frozenset({torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2})

@@ -20,7 +20,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from arm_backend_core.graph_edits import eliminate_dead_code
-from arm_backend_core.nodes import is_complex, is_random, overload_of
+from arm_backend_core.nodes import is_complex, is_empty, is_random, overload_of
 
 _EDGE_ATEN = exir_ops.edge.aten
 #: Kernels that accept a mix of empty and non-empty operands, as tests of each kernel show.
@@ -45,11 +45,6 @@ def replace_empty_tensors(manager: EdgeProgramManager) -> Sequence[Any]:
             eliminate_dead_code(module.graph)
             module.recompile()
     return []
-
-
-def is_empty(value: Any) -> bool:
-    """Whether ``value`` is a tensor that is known to have no elements."""
-    return isinstance(value, Tensor) and any(isinstance(size, int) and size == 0 for size in value.shape)
 
 
 def _result_tensors(nodes: Iterable[Node]) -> list[Tensor]:
