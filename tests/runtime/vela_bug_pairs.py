@@ -13,7 +13,7 @@ from arm_backend_core.tosa.graph import Graph, Value, prod
 from arm_backend_core.tosa.passes import peephole_movement
 from arm_backend_core.tosa.passes.pipeline import run, run_last_passes
 from arm_backend_core.tosa.passes.rewrite import rewrite_to_fixpoint
-from tests.runtime.vela_bugs import COMPILED_CORRECTLY, REPRODUCERS, Reproducer
+from tests.runtime.vela_bugs import COMPILED_CORRECTLY, READ_AS_UNSIGNED, REPRODUCERS, Reproducer
 from tests.tosa_graphs import build_graph, make_target
 
 
@@ -48,7 +48,7 @@ def _pair(first: Reproducer, second: Reproducer, rng: random.Random) -> Reproduc
     place, number, shares, both = (
         rng.randrange(len(second.inputs)),
         rng.random(),
-        rng.random() < 0.3,
+        rng.random() < 0.3 and READ_AS_UNSIGNED.isdisjoint((first.name, second.name)),
         rng.random() < 0.5,
     )
     count, fitting = len(first.inputs), rng.randrange(1 << 30)

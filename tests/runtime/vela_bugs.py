@@ -48,6 +48,8 @@ OUT_OF_BOUNDS = {
     "reshaped_product_widened_twice": _U55_U65,
     "turned_product": _U55_U65,
 }
+#: Reproducers that read their graph input as uint8. A RESHAPE of this input would cause ``unsigned_beside_view``.
+READ_AS_UNSIGNED = frozenset({"lost_channel_scales_unsigned"})
 #: Reproducer -> NPUs for which Vela crashes.
 CRASHES = {
     "widened_image": _U85,
@@ -359,6 +361,14 @@ def _mixed(b: Builder, x: Value) -> Value:
 
 def _twice(b: Builder, x: Value) -> Value:
     return b.rescale(b.add(b.rescale(x, DType.INT32, 1.0), b.rescale(x, DType.INT32, 1.0)), DType.INT8, 0.5)
+
+
+def _unsigned_channel_scales(b: Builder, x: Value) -> Value:
+    return b.rescale(x, DType.INT8, np.linspace(0.5, 0.9, 8), 130, 4, input_unsigned=True)
+
+
+def _unsigned_beside_view(b: Builder, x: Value) -> tuple[Value, ...]:
+    return b.rescale(x, DType.INT8, 1.0, 128, input_unsigned=True), b.reshape(x, (24, 8))
 
 
 def _cancelled_transpose(b: Builder, x: Value, y: Value) -> Value:
@@ -924,6 +934,7 @@ REPRODUCERS = (
     Reproducer("scaled_peaks", _scaled_peaks, (_IMAGE,), _U55_U65, releases=_VELA_5_1),
     Reproducer("scaled_twice", _scaled_twice, (_IMAGE,), _U55_U65, releases=_VELA_5_1),
     Reproducer("lost_channel_scales", partial(_channel_scales, pooled=False), (_IMAGE,), _U55_U65),
+    Reproducer("lost_channel_scales_unsigned", _unsigned_channel_scales, (_IMAGE,), _U55_U65),
     Reproducer("lost_channel_scales_of_maxima", partial(_channel_scales, pooled=True), (_IMAGE,), _U55_U65),
     Reproducer("reduce_min", _minimum, (((2, 3, 4), DType.INT8),), _U55_U65),
     Reproducer(
@@ -1323,6 +1334,7 @@ NOT_EMITTED = (
         _U85,
         _U85,
     ),
+    Reproducer("unsigned_beside_view", _unsigned_beside_view, (_IMAGE,), _ALL),
     Reproducer("identity_resize", _resized, (((1, 1, 1, 10), DType.INT16),), _U85, _U85),
     Reproducer("batched_pool_stride", _averaged, (((2, 8, 8, 6), DType.INT8),), _U85, _U85),
     Reproducer(

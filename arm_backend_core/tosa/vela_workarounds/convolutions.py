@@ -171,8 +171,8 @@ def _is_widened_image(op: Op, rewriter: Rewriter) -> bool:
     """
     if op.output.dtype is not DType.INT16 or log2_scale(op) != 0:
         return False
-    source, _ = trace_back(op.inputs[0], _is_removable)
-    if source.dtype is not DType.INT8:
+    source, skipped = trace_back(op.inputs[0], _is_removable)
+    if all(value.dtype is not DType.INT8 for value in (source, *(step.output for step in skipped))):
         return False
     keeps_slices = rewriter.builder.target.vela_release == (5, 1)
     reader = rewriter.only_user(op.output)

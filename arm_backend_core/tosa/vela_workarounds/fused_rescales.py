@@ -70,9 +70,12 @@ def _has_channel_scales(op: Op, rewriter: Rewriter) -> bool:
 def _rescale_product(op: Op, match: bool, rewriter: Rewriter) -> Value:
     """Emit the RESCALE of x * 1. The hardware scales products, so that both become one scaled MUL."""
     b, x, zero_point = rewriter.builder, op.inputs[0], op.attrs["input_zp"]
-    x = b.rescale(x, DType.INT32, 1.0, zero_point) if zero_point else x
+    if op.attrs["input_unsigned"]:  # TOSA has no RESCALE of uint8 to int32, and int16 holds the difference
+        x = b.rescale(x, DType.INT16, 1.0, zero_point, input_unsigned=True)
+    elif zero_point:
+        x = b.rescale(x, DType.INT32, 1.0, zero_point)
     product = b.mul(x, broadcast_constant(x, 1, x.dtype, b))
-    return b.emit("RESCALE", (product,), op.output.dtype, **op.attrs | {"input_zp": 0})
+    return b.emit("RESCALE", (product,), op.output.dtype, **op.attrs | {"input_zp": 0, "input_unsigned": False})
 
 
 @dataclass(frozen=True)
