@@ -40,7 +40,7 @@ class FlatOutputs(nn.Module):
 
 
 class Model(NamedTuple):
-    """A network in eval mode with a function that draws inputs of batch size 1."""
+    """A network with a function that draws inputs of batch size 1."""
 
     module: nn.Module
     draw: Callable[[], tuple[Tensor, ...]]
@@ -56,14 +56,20 @@ def build(name: str, samples: int = CALIBRATION + 1) -> tuple[nn.Module, list[tu
     torch.manual_seed(0)
     with torch.no_grad():
         module, draw = {"torchvision": _torchvision, "transformers": _transformers, "timm": _timm}[library](model)
-        module = module.eval()
-        count = sum(parameter.numel() for parameter in module.parameters())
-        if count > LIMIT:
-            raise ValueError(f"{count / 1e6:.0f} M parameters, more than {LIMIT // 1_000_000} M")
+    count = sum(parameter.numel() for parameter in module.parameters())
+    if count > LIMIT:
+        raise ValueError(f"{count / 1e6:.0f} M parameters, more than {LIMIT // 1_000_000} M")
+    return initialize(Model(module, draw), samples)
+
+
+def initialize(model: Model, samples: int) -> tuple[nn.Module, list[tuple[Tensor, ...]]]:
+    """Give a model parameters and statistics that are plausible for a trained one, and draw samples."""
+    module = model.module.eval()
+    with torch.no_grad():
         _vary(module)
-        zoo.initialize_batch_norm(module, draw)
-        torch.manual_seed(1)
-        return module, [draw() for _ in range(samples)]
+        zoo.initialize_batch_norm(module, model.draw)
+    torch.manual_seed(1)
+    return module, [model.draw() for _ in range(samples)]
 
 
 def _vary(module: nn.Module) -> None:
