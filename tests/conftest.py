@@ -82,8 +82,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left_out]
 
 
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Set the seeds before a test module is imported: many draw weights for their cases then."""
+    if isinstance(collector, pytest.Module):
+        _set_seeds()
+
+
 @pytest.fixture(autouse=True)
 def _seeds() -> None:
+    _set_seeds()
+
+
+def _set_seeds() -> None:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)

@@ -229,6 +229,26 @@ def test_slices_of_a_concat_that_are_concatenated_again_cancel() -> None:
     assert check(net, whole, passes=simplify) == ["REVERSE"]
 
 
+def test_slices_of_a_rescaled_concat_are_the_rescaled_operands() -> None:
+    """The real and the imaginary part of a complex tensor that was rescaled."""
+    net = Net()
+    x, y = net.input(2, 8, 1), net.input(2, 8, 1)
+    scaled = net.b.clamp(net.b.rescale(net.b.concat([x, y], 2), DType.INT8, 0.5, 3, -7), -50, 50)
+    wide = [net.b.rescale(net.b.slice(scaled, (0, 0, i), (2, 8, 1)), DType.INT32, 1.0) for i in (0, 1)]
+    kinds = check(net, net.b.maximum(*wide), passes=simplify)
+    assert sorted(kinds) == ["CLAMP"] * 2 + ["MAXIMUM"] + ["RESCALE"] * 4
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_a_rescaled_concat_stays_if_a_slice_reads_another_part(width: int) -> None:
+    net = Net()
+    x, y = net.input(2, 8, 2), net.input(2, 8, 2)
+    scaled = net.b.rescale(net.b.concat([x, y], 2), DType.INT8, 0.5, 3, -7)
+    parts = [net.b.slice(scaled, (0, 0, 0), (2, 8, 2)), net.b.slice(scaled, (0, 0, 1), (2, 8, width))]
+    kinds = check(net, net.b.concat([net.b.rescale(z, DType.INT8, 0.5) for z in parts], 2), passes=simplify)
+    assert kinds.count("CONCAT") == 2
+
+
 def test_slices_pads_and_concats_merge() -> None:
     net = Net()
     x = net.input(2, 8, 3)

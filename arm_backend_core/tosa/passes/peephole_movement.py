@@ -9,7 +9,7 @@ import numpy as np
 
 from arm_backend_core.tosa.graph import Op, Value, prod
 from arm_backend_core.tosa.operators import ELEMENTWISE, LEVEL_8K, UNARY
-from arm_backend_core.tosa.passes.rewrite import Rewriter, RewriteRule, producer
+from arm_backend_core.tosa.passes.rewrite import Rewriter, RewriteRule, producer, trace_back
 
 #: Result of ``reshape_groups``: for each group, its dimensions in the first shape and its dimensions in the second.
 DimGroups = list[tuple[list[int], list[int]]]
@@ -132,6 +132,40 @@ def merge_slice(op: Op, rewriter: Rewriter) -> Value | None:
     return None
 
 
+def hoist_slice_of_unary(op: Op, rewriter: Rewriter) -> Value | None:
+    """SLICE(f(CONCAT(a, b))) becomes f(a), for example for the real part of a complex tensor after a RESCALE.
+
+    f is a chain of elementwise operators with one operand. All readers of its result must be SLICEs that each read one
+    whole operand of the CONCAT. The chain then runs on smaller tensors, and the CONCAT is not needed.
+    """
+    source, chain = trace_back(op.inputs[0], _is_unary)
+    concat = producer(source, "CONCAT")
+    if concat is None or not chain or not all(rewriter.has_one_use(step.output) for step in chain[:-1]):
+        return None
+    readers = rewriter.users(op.inputs[0])
+    if readers is None or any(_whole_operand(concat, reader) is None for reader in readers):
+        return None
+    value = _whole_operand(concat, op)
+    for step in chain if value is not None else ():
+        value = rewriter.builder.emit(step.kind, (value,), step.output.dtype, **step.attrs)
+    return value
+
+
+def _is_unary(op: Op) -> bool:
+    return op.kind in UNARY and not op.attrs.get("per_channel")
+
+
+def _whole_operand(concat: Op, slice_op: Op) -> Value | None:
+    """The operand of ``concat`` whose place in the result ``slice_op`` reads; None if it reads anything else."""
+    axis, offset = concat.attrs["axis"], 0
+    for value in concat.inputs:
+        starts = [offset if dim == axis else 0 for dim in range(value.rank)]
+        if slice_op.kind == "SLICE" and list(slice_op.attrs["start"]) == starts and slice_op.output.shape == value.shape:
+            return value
+        offset += value.shape[axis]
+    return None
+
+
 def hoist_slice(op: Op, rewriter: Rewriter) -> Value | None:
     """SLICE(RESHAPE(x)) becomes RESHAPE(SLICE(x)) if the RESHAPE only adds or removes dimensions of size 1.
 
@@ -251,7 +285,7 @@ def remove_unit_axis_operator(op: Op, rewriter: Rewriter) -> Value | None:
 
 RULES: dict[str, list[RewriteRule]] = {
     "RESHAPE": [merge_reshape],
-    "SLICE": [merge_slice, hoist_slice],
+    "SLICE": [merge_slice, hoist_slice_of_unary, hoist_slice],
     "CONCAT": [merge_concat],
     "PAD": [merge_pad],
     "TILE": [merge_tile],

@@ -206,7 +206,12 @@ _FUSED = {
     "two readers": lambda x: (torch.relu(x), x * 2, x),
     "times zero": lambda x: x * 0.0,
 }
-FUSED = [Case(f"conv {name}", _Fused(function), [(1, 3, 4, 5)]) for name, function in _FUSED.items()]
+#: The quantized graph rounds the product, with steps twice as large as those of the result. The kernel does not.
+_TWO_STEPS = ("scaled, relu", "negative, relu")
+FUSED = [
+    Case(f"conv {name}", _Fused(function), [(1, 3, 4, 5)], steps=1 + (name in _TWO_STEPS))
+    for name, function in _FUSED.items()
+]
 
 
 @pytest.mark.parametrize("case", [*CONVOLUTIONS, *TRANSPOSED, *LINEAR, *PRODUCTS, *FUSED], ids=lambda case: case.name)
