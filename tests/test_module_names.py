@@ -17,8 +17,9 @@ ELSEWHERE = {
         "test_plain_flow.py": "partitioner",
     },
     "arm_backend_core.alternatives": {
-        "alternatives/test_alternatives_pass.py": "attention_heads attention_matmul axis_factors channel_permutation "
-        "channels_as_taps choose concat_copies conv_epilogue cost_model deferred dilation factorized_pools "
+        "alternatives/test_alternatives_pass.py": "attention_heads attention_matmul axis_factors broadcast_tiles "
+        "channel_permutation channels_as_taps choose concat_copies conv_epilogue cost_model deferred dilation "
+        "factorized_pools "
         "int16_as_int8_rows packed_channels pad_channels parallel_compile pixel_rows pixel_shuffle pixels_as_channels "
         "short_axis_concat space_to_depth_folding strided_slices transpose_split transposed_convolution "
         "unconditional",

@@ -6,6 +6,7 @@ from arm_backend_core import compilation_log
 from arm_backend_core.alternatives import (
     attention_heads,
     attention_matmul,
+    broadcast_tiles,
     channel_permutation,
     channels_as_taps,
     concat_copies,
@@ -61,6 +62,7 @@ ALTERNATIVES = (
         pad_channels.PAD_SLOW_CHANNELS,
         packed_channels.PACKED_CHANNELS,
         pixel_rows.PIXEL_ROWS,
+        broadcast_tiles.BROADCAST_TILES,
         concat_copies.CONCAT_COPIES,
     ),
 )

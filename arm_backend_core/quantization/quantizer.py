@@ -83,6 +83,7 @@ class ArmQuantizer(Quantizer):
         self._global: Config = None
         self._io: Config = None
         self._names: dict[str, Config] = {}
+        self._options: dict[str, str] = {}  # module name -> argument that errors name
         self._types: dict[type[torch.nn.Module], Config] = {}
 
     def set_global(self, quantization_config: Config) -> Self:
@@ -95,9 +96,18 @@ class ArmQuantizer(Quantizer):
         self._io = quantization_config
         return self
 
-    def set_module_name(self, module_name: str, quantization_config: Config) -> Self:
-        """Set the configuration of a submodule, named as in ``named_modules()``, and of its submodules."""
+    def set_module_name(
+        self, module_name: str, quantization_config: Config, *, option: str = "set_module_name"
+    ) -> Self:
+        """Set the configuration of a submodule, named as in ``named_modules()``, and of its submodules.
+
+        Args:
+            module_name: name of the submodule.
+            quantization_config: its configuration.
+            option: the argument that an error names if the model has no such submodule.
+        """
         self._names[module_name] = quantization_config
+        self._options[module_name] = option
         return self
 
     def set_module_type(self, module_type: type[torch.nn.Module], quantization_config: Config) -> Self:
@@ -208,7 +218,7 @@ class ArmQuantizer(Quantizer):
         for name in self._names:
             if not any(_is_inside(path, name) for modules in stacks.values() for path in modules):
                 paths = sorted({path for modules in stacks.values() for path in modules if path})
-                problem = f"set_module_name: the model has no module '{name}' with operators of its own"
+                problem = f"{self._options[name]}: the model has no module '{name}' with operators of its own"
                 raise ValueError(f"{problem}. It has: {', '.join(paths)}")
         for module_type in self._types:
             entries = [entry for modules in stacks.values() for entry in modules.values()]

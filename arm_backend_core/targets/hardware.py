@@ -54,6 +54,8 @@ class Hardware:
             weights of 472x118 on U85-256.
         chains: Vela runs consecutive elementwise operations as one chain, in which an operation that only scales costs
             less than outside of a chain.
+        broadcasts_both_operands: an elementwise operation broadcasts both operands. If False, it broadcasts one; Vela
+            splits an operator that broadcasts both.
         fuses_shared_rescale: Vela fuses a RESCALE into its producer even if the producer has other readers, and into
             its readers even if it has several readers. If False, Vela fuses a RESCALE into its producer only if the
             producer has no other reader, and into its reader only if the RESCALE has no other reader.
@@ -110,6 +112,7 @@ class Hardware:
     slow_weights_max_macs: int = 0
     max_depthwise_size: int = 0
     chains: bool = False
+    broadcasts_both_operands: bool = False
     fuses_shared_rescale: bool = False
     ignores_unit_axes: bool = False
     scales_max_pools: bool = False
@@ -222,6 +225,7 @@ _U85 = Hardware(
     transposes_by_convolution=True,
     slow_weights_max_macs=256,
     chains=True,
+    broadcasts_both_operands=True,
     fuses_shared_rescale=True,
     ignores_unit_axes=True,
     scales_max_pools=True,

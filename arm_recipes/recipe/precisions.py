@@ -108,4 +108,4 @@ def configure_quantizer(quantizer: ArmQuantizer, default: str, precisions: Mappi
     quantizer.set_global(quantization_config(precisions.get("", default), observer))
     for module, name in precisions.items():
         if module:
-            quantizer.set_module_name(module, quantization_config(name, observer))
+            quantizer.set_module_name(module, quantization_config(name, observer), option="precisions")

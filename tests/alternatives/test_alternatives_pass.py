@@ -18,6 +18,7 @@ from arm_backend_core.alternatives import (
     alternatives_pass,
     attention_heads,
     attention_matmul,
+    broadcast_tiles,
     channel_permutation,
     channels_as_taps,
     concat_copies,
@@ -269,6 +270,19 @@ def _skip_connection(case: Case, size: int = 16) -> list[Value]:
     return [case.conv(b.concat(parts, 3), 5, (3, 3), pad=(1, 1, 1, 1))]
 
 
+def _repeated_vectors(case: Case, size: int = 20) -> list[Value]:
+    """Vectors that are repeated, concatenated with an image or a sequence, and read by a convolution."""
+    b, dtype = case.b, (DType.INT8, DType.INT16, DType.INT32)[case.randint(0, 2)]
+    shape = (1, size, case.randint(5, 9), case.randint(3, 40))[: case.randint(3, 4)]
+    repeated = [axis for axis in range(1, len(shape)) if case.rng.random() < 0.5] or [1]
+    x = case.input(*(1 if axis in repeated else n for axis, n in enumerate(shape)), dtype=dtype)
+    y = b.tile(x, [n if axis in repeated else 1 for axis, n in enumerate(shape)])
+    results = [b.concat([case.input(*shape, dtype=dtype), y], case.randint(1, len(shape) - 1))]
+    if case.rng.random() < 0.5:
+        results.append(y)
+    return results
+
+
 def _few_channel_arithmetic(case: Case) -> list[Value]:
     """Arithmetic of two slices of few channels; one result has a reader outside of the chain."""
     b, channels = case.b, case.randint(1, 4)
@@ -446,6 +460,7 @@ ALTERNATIVE_CASES: list[tuple[str, Alternative | None, Callable[[Case], list[Val
     ("pixels_as_channels", pixels.PIXELS_AS_CHANNELS, _few_channel_convolutions),
     ("channels_as_taps", channels_as_taps.CHANNELS_AS_TAPS, _few_channel_convolutions),
     ("concat_copies", concat_copies.CONCAT_COPIES, _skip_connection),
+    ("broadcast_tiles", broadcast_tiles.BROADCAST_TILES, _repeated_vectors),
     ("pixel_rows", pixel_rows.PIXEL_ROWS, _odd_pointwise_convolutions),
     ("sub_pixel_convolution", transposed_convolution.SUB_PIXEL_CONVOLUTION, _transposed_convolution),
     ("pixel_shuffle", pixel_shuffle.PIXEL_SHUFFLE, _depth_to_space),
@@ -476,6 +491,7 @@ def test_alternatives_are_bit_equal(
     alternative: Alternative | None, draw: Callable[[Case], list[Value]], seed: int, emulator: Emulator
 ) -> None:
     is_for_u85 = alternative in (
+        broadcast_tiles.BROADCAST_TILES,
         channels_as_taps.CHANNELS_AS_TAPS,
         concat_copies.CONCAT_COPIES,
         pad_channels.PAD_SLOW_CHANNELS,
@@ -496,6 +512,7 @@ def test_alternatives_are_bit_equal(
     [
         pytest.param(channels_as_taps.CHANNELS_AS_TAPS, partial(_expansion, channels=24), 0.75, id="channels_as_taps"),
         pytest.param(concat_copies.CONCAT_COPIES, partial(_skip_connection, size=64), 0.95, id="concat_copies"),
+        pytest.param(broadcast_tiles.BROADCAST_TILES, partial(_repeated_vectors, size=200), 0.5, id="broadcast_tiles"),
     ],
 )
 def test_the_cost_model_chooses_it_on_u85_and_vela_estimates_fewer_cycles(

@@ -14,7 +14,7 @@ from arm_backend_core.quantization.ptq import ObservedProgram
 from arm_backend_core.targets.compile_spec import TosaCompileSpec
 from arm_backend_core.targets.target import Target
 from arm_recipes import ArmRecipeType as R
-from arm_recipes import ExportRecipe, ExportResult, export
+from arm_recipes import ExportError, ExportRecipe, ExportResult, export
 from arm_recipes.recipe import options, precisions
 from arm_recipes.recipe.compile_specs import SPEC_BUILDERS
 from tests.ops.runner import export as exported
@@ -135,3 +135,8 @@ def test_fp_is_accepted_if_the_target_computes_in_floating_point(recipe: str) ->
     spec = SPEC_BUILDERS[recipe](options.resolve_options(recipe, {}))
     expected = spec.target.has_fp_profile or recipe.startswith("CORTEX_M")
     assert ("FP" in precisions.allowed_precisions(recipe)) == expected
+
+
+def test_a_module_that_the_model_lacks_is_an_error_of_the_option() -> None:
+    with pytest.raises(ExportError, match=r"precisions: the model has no module 'layer' .* It has: layers, layers\.0"):
+        _export(R.TOSA_INT8, precisions={"layer": "A16W8"})

@@ -142,11 +142,10 @@ def hoist_slice_of_unary(op: Op, rewriter: Rewriter) -> Value | None:
     concat = producer(source, "CONCAT")
     if concat is None or not chain or not all(rewriter.has_one_use(step.output) for step in chain[:-1]):
         return None
-    readers = rewriter.users(op.inputs[0])
-    if readers is None or any(_whole_operand(concat, reader) is None for reader in readers):
+    readers, value = rewriter.users(op.inputs[0]), _whole_operand(concat, op)
+    if readers is None or value is None or any(_whole_operand(concat, reader) is None for reader in readers):
         return None
-    value = _whole_operand(concat, op)
-    for step in chain if value is not None else ():
+    for step in chain:
         value = rewriter.builder.emit(step.kind, (value,), step.output.dtype, **step.attrs)
     return value
 
@@ -160,7 +159,11 @@ def _whole_operand(concat: Op, slice_op: Op) -> Value | None:
     axis, offset = concat.attrs["axis"], 0
     for value in concat.inputs:
         starts = [offset if dim == axis else 0 for dim in range(value.rank)]
-        if slice_op.kind == "SLICE" and list(slice_op.attrs["start"]) == starts and slice_op.output.shape == value.shape:
+        if (
+            slice_op.kind == "SLICE"
+            and list(slice_op.attrs["start"]) == starts
+            and slice_op.output.shape == value.shape
+        ):
             return value
         offset += value.shape[axis]
     return None
