@@ -26,7 +26,7 @@ from benchmarks.rows import Row
 CALIBRATION, TEST = 8, 4
 """Numbers of calibration samples and of held-out samples."""
 
-_SLOWEST = 5
+_SLOWEST, _NAME_LENGTH = 5, 40
 
 RECIPES: dict[str, dict[str, Any]] = {
     "TOSA_FP": {},
@@ -79,7 +79,8 @@ def measure(network: str, recipe: str) -> Row:
         row["bytes"] = report.stored_bytes
         row["delegates"] = len(report.delegates)
         row["cpu"] = [[entry.operator, entry.count] for entry in report.cpu_operators]
-        row["ram"] = report.ram.total_bytes if report.ram is not None else None
+        parts = report.ram.parts if report.ram is not None else ()
+        row["ram"] = sum(part.bytes for part in parts if part.name != "NPU constants")
         row["cycles"] = sum(cost.cycles for cost in report.layers)
         slowest = sorted(report.layers, key=lambda cost: -cost.cycles)[:_SLOWEST]
         row["slowest"] = [[cost.name, "+".join(cost.operators), cost.cycles] for cost in slowest]
@@ -108,7 +109,11 @@ def _line(row: Row) -> str:
     if "error" in row:
         return f"| {row['recipe']} | | | | | {row['error']} |"
     total = row["cycles"]
-    slowest = [f"{name} ({cycles / total:.0%})" for name, _, cycles in row["slowest"] if cycles >= total / 10]
+    slowest = [
+        f"{name}: {operators.replace('aten.', '')[:_NAME_LENGTH]} ({cycles / total:.0%})"
+        for name, operators, cycles in row["slowest"]
+        if cycles >= total / 10
+    ]
     remarks = [f"{row['delegates']} delegates"] if row["delegates"] > 1 else []
     if row["recipe"] != "CORTEX_M_INT8":
         remarks += [f"on the CPU: {count} {operator}" for operator, count in row["cpu"]]
@@ -128,8 +133,8 @@ _ABOUT = (
     "Written by `networks.py`. Random weights; samples of noise: "
     f"{CALIBRATION} for calibration, {TEST} held out. dB: SQNR of each output against the floating-point model. The "
     "programs ran, those for Ethos-U on the emulator. Cycles: Vela's estimates for U55-128 and U85-256, and this "
-    "project's estimates for a Cortex-M55. Layers with at least 10% of the cycles are listed. Programs without a "
-    "remark are one delegate."
+    "project's estimates for a Cortex-M55. RAM: of a board, without constants that a memory mode places in SRAM. "
+    "Layers with at least 10% of the cycles are listed. Programs without a remark are one delegate."
 )
 
 

@@ -27,6 +27,8 @@ from arm_backend_core.tosa.vela_workarounds.workaround import is_needed
 
 #: Operators that write an element in less than the one cycle that a table takes.
 _KINDS_CHEAPER_THAN_TABLE = ("CONV2D", "DEPTHWISE_CONV2D", "MAX_POOL2D", "MUL")
+#: Arithmetic on int32 whose constant operands ``copy_constant`` copies.
+_KINDS_THAT_READ_CONSTANTS = ("ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM")
 
 
 def apply_unconditional(graph: Graph, target: Target) -> None:
@@ -38,7 +40,7 @@ def apply_unconditional(graph: Graph, target: Target) -> None:
     if target.hardware.estimates_missing_activation:
         if target.vela_release == (5, 1):
             apply_once(graph, target, {"RESCALE": [clamp_to_dtype], "MAX_POOL2D": [clamp_to_dtype]})
-        apply_once(graph, target, {"ADD": [copy_constant], "MUL": [copy_constant]})
+        apply_once(graph, target, dict.fromkeys(_KINDS_THAT_READ_CONSTANTS, [copy_constant]))
 
 
 def use_reader_shape(op: Op, rewriter: Rewriter) -> Value | None:
