@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from arm_recipes.pipeline.artifact import Artifact
     from arm_recipes.report.ram import Ram
 
+#: The first of two compilations for less SRAM reduces the NPU's memory by the excess divided by this number.
+_FIRST_REDUCTION = 8
 #: Number of tensors that an error message lists.
 _MAX_LISTED_TENSORS = 6
 _RAM_GOAL = 'optimise="ram": Vela cascades layers in stripes, which may take more cycles'
@@ -48,7 +50,7 @@ class CheckBudgets:
         sram: SRAM budget in bytes, for everything that the board must place in SRAM; None for no limit.
         flash: flash budget in bytes, for the program and its external data; None for no limit.
         optimise: optimization goal of the compile spec. With "auto", a program that exceeds the SRAM budget is compiled
-            again (``recipe_within_budget``). Other goals affect only the advice in messages.
+            again (``recipes_within_budget``). Other goals affect only the advice in messages.
         board: name of the board, for messages; None without the option ``board``.
         memory_planner: plans the memories of the option ``memory``, which have budgets; None without the option.
     """
@@ -86,7 +88,7 @@ class CheckBudgets:
 
         Args:
             result: the program.
-            is_limited: whether the recipe of the program is from ``recipe_within_budget``. The message then does not
+            is_limited: whether the recipe of the program is from ``recipes_within_budget``. The message then does not
                 advise ``optimise="ram"``.
 
         Raises:
@@ -160,22 +162,28 @@ def budget_passes(recipe: ExportRecipe) -> Iterator[CheckBudgets]:
     return (each for each in passes if isinstance(each, CheckBudgets))
 
 
-def recipe_within_budget(recipe: ExportRecipe, result: Artifact) -> ArmRecipe | None:
-    """Return a recipe for less SRAM of the NPU, if the program of ``optimise="auto"`` exceeds the SRAM budget.
+def recipes_within_budget(recipe: ExportRecipe, result: Artifact) -> list[ArmRecipe]:
+    """Return recipes for less SRAM of the NPU, if the program of ``optimise="auto"`` exceeds the SRAM budget.
 
     The first compilation of the delegates cannot respect the whole budget, because the other parts of the RAM are known
-    only afterwards. The new recipe limits the NPU to the budget minus these other parts.
+    only afterwards. A new recipe limits the NPU's own tensors to fewer bytes than before: by the excess, which suffices
+    if the other parts do not change. If the NPU's memory holds tensors of the CPU too, the places that Vela chooses
+    decide how many bytes lie between them. A smaller reduction may then suffice, and costs fewer cycles.
 
     Returns:
-        The recipe. None if the program fits, if it has no NPU part, if the recipe is combined or of another package, or
-        if the recipe cannot run again (its samples can be read only once, or it trains the model).
+        The recipes in the order in which they are to be tried. Empty if the program fits, if it has no NPU part, if the
+        recipe is combined or of another package, or if the recipe cannot run again (its samples can be read only once,
+        or it trains the model).
     """
     ram, budgets = result.report.ram, [each for each in budget_passes(recipe) if each.optimise == "auto"]
     exceeded = [budget.sram for budget in budgets if budget.sram is not None and budget.exceeds_sram(result)]
     if not isinstance(recipe, ArmRecipe) or not _can_run_again(recipe) or ram is None or not exceeded or not ram.npu:
-        return None
-    available = min(exceeded) - (ram.sram_bytes - ram.npu_sram_bytes)
-    return recipe.with_npu_sram(max(available // CACHE_LINE * CACHE_LINE, 0))
+        return []
+    excess = ram.sram_bytes - min(exceeded)
+    scratch = max((d.vela.sram_bytes for d in result.report.delegates if d.vela is not None), default=0)
+    holds_cpu_tensors = ram.npu_sram_bytes > scratch
+    reductions = (excess // _FIRST_REDUCTION, excess) if holds_cpu_tensors else (excess,)
+    return [recipe.with_npu_sram(max((scratch - count) // CACHE_LINE * CACHE_LINE, 0)) for count in reductions]
 
 
 def _can_run_again(recipe: ArmRecipe) -> bool:

@@ -126,36 +126,40 @@ def _lower_programs(
 def _export_within_budgets(
     recipe: ExportRecipe, attempt: Callable[[ExportRecipe], Artifact], notes: list[str], *, reuse: bool, progress: bool
 ) -> Artifact:
-    """Export, and with ``optimise="auto"`` once more for less SRAM if the program exceeds ``sram_budget``.
+    """Export, and with ``optimise="auto"`` again for less SRAM if the program exceeds ``sram_budget``.
 
     Args:
         recipe: the recipe.
         attempt: exports with a recipe.
-        notes: notes about the arguments; a note on the second export is appended.
-        reuse: whether the second export only lowers the quantized programs of the first export again. If False, the
-            second export is a second call of ``attempt``.
+        notes: notes about the arguments; a note on further exports is appended.
+        reuse: whether further exports only lower the quantized programs of the first export again. If False, they are
+            further calls of ``attempt``.
         progress: show a progress bar.
 
     Raises:
         BudgetError: the program exceeds a budget.
     """
-    from arm_recipes.pipeline.budgets import budget_passes, recipe_within_budget
+    from arm_recipes.pipeline.budgets import budget_passes, recipes_within_budget
 
     requested, result = recipe, attempt(recipe)
-    limited = recipe_within_budget(recipe, result)
-    if limited is not None:
-        note = "compiled again for less SRAM of the NPU: the program with the fewest cycles exceeds sram_budget"
-        unlowered = result.export_objects.unlowered if reuse else None
+    limited = recipes_within_budget(recipe, result)
+    unlowered = result.export_objects.unlowered if reuse else None
+    note = "compiled again for less SRAM of the NPU: the program with the fewest cycles exceeds sram_budget"
+    if limited and unlowered is None:
+        notes.append(note)
+    elif limited:
+        warn(note)
+    for smaller_recipe in limited:
         if unlowered is None:
-            notes.append(note)
-            smaller = attempt(limited)
+            smaller = attempt(smaller_recipe)
         else:
-            warn(note)
-            smaller = _lower_programs(unlowered, limited, [note], progress)
+            smaller = _lower_programs(unlowered, smaller_recipe, [note], progress)
         smaller.requested_recipe = requested
-        result = min(result, smaller, key=_sram_bytes)  # if neither fits, the error describes the smaller one
+        result = min(result, smaller, key=_sram_bytes)  # if none fits, the error describes the smallest one
+        if not any(budget.exceeds_sram(result) for budget in budget_passes(recipe)):
+            break
     for budget in budget_passes(recipe):
-        budget.check(result, is_limited=limited is not None)
+        budget.check(result, is_limited=bool(limited))
     return result
 
 

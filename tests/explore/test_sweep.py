@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportRecipe, Sweep, e
 from arm_recipes.explore.sweep import result_store
 from arm_recipes.explore.sweep.configurations import SweepConfiguration, list_configurations
 from arm_recipes.explore.sweep.rows import ProgramEstimates, Row
-from arm_recipes.explore.sweep.sweep import _scratch_sizes
 from arm_recipes.recipe.boards import BOARDS
 from tests.small_models import ConstantHeads, MovingAverage, Small, Sorting, images, vectors
 from tests.sqnr import sqnr
@@ -89,10 +87,22 @@ def _configurations(system_configs: str | None) -> tuple[SweepConfiguration, ...
     return list_configurations(None, {"macs": None, "system_config": system_configs, "memory_mode": None}, options)
 
 
-def test_programs_whose_scratch_in_dram_differs_have_different_memory_plans() -> None:
-    first = ProgramEstimates(1, 1, 1.0, 4096, False, 1000, 0, 4096, 5096, 4096, 10)
-    assert _scratch_sizes(first) == _scratch_sizes(replace(first, cycles=2, flash_bytes=7))
-    assert _scratch_sizes(first) != _scratch_sizes(replace(first, dram_bytes=2000, npu_ram_bytes=6096))
+def test_the_ram_of_a_row_does_not_depend_on_other_rows() -> None:
+    """The scratch has the same size in both memory modes. Vela places the input differently, and so the CPU's copy."""
+    layers = [nn.Conv2d(3, 17, 3, 2, 1), nn.ReLU(), nn.Conv2d(17, 17, 3, padding=1, groups=17), nn.ReLU()]
+    pool = [nn.Conv2d(17, 48, 1), nn.ReLU6(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 10)]
+    model = nn.Sequential(*layers, *pool).eval()
+    samples, kind = [(torch.randn(1, 3, 64, 64),)], ArmRecipeType.ETHOSU_U85_INT8
+    rows = sweep(model, [kind], samples, macs=256, memory_modes=["Sram_Only", "Shared_Sram"]).rows
+    scratches = {row.estimates.npu_ram_bytes for row in rows if row.estimates is not None}
+    assert len(rows) == 2
+    assert len(scratches) == 1
+    for row in rows:
+        recipe = ExportRecipe.get_recipe(kind, macs=256, memory_mode=row.memory_mode)
+        ram = export(model, recipe, samples).report.ram
+        assert ram is not None
+        assert row.ram_bytes == ram.total_bytes
+    assert rows[0].ram_bytes != rows[1].ram_bytes
 
 
 def test_ram_includes_tensors_of_the_cpu_that_share_a_buffer_with_the_scratch() -> None:

@@ -196,6 +196,24 @@ def test_sram_budgets_just_above_and_below_the_need() -> None:
     assert "quantized_io=True" not in str(error.value)
 
 
+def test_a_budget_is_met_although_the_tensors_of_the_npu_alone_are_smaller() -> None:
+    """The float input, of 108 KiB, does not fit beside the places that Vela chooses without a limit."""
+
+    def block(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
+        return nn.Sequential(nn.Conv2d(inputs, outputs, 3, stride, 1), nn.ReLU())
+
+    layers = [block(3, 16, 2), block(16, 32), block(32, 32, 2), block(32, 64), block(64, 64, 2), block(64, 128, 2)]
+    model, samples = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1)).eval(), [(torch.randn(1, 3, 96, 96),)]
+    fast = _export(model, samples, U55).report
+    (delegate,) = fast.delegates
+    assert delegate.vela is not None
+    assert fast.ram is not None
+    excess = fast.ram.sram_bytes - delegate.vela.sram_bytes
+    assert excess > 30_000
+    fitting = _export(model, samples, U55, sram_budget=fast.ram.sram_bytes - excess // 2).report
+    assert sum(cost.cycles for cost in fitting.layers) < 1.02 * sum(cost.cycles for cost in fast.layers)
+
+
 def test_errors_about_the_budget_of_a_board_name_it() -> None:
     with pytest.raises(BudgetError, match=r"budget of [\d,]+ B .*board 'renesas-ra8p1'") as error:
         _export(nn.ConvTranspose2d(3, 64, 3, 8), [(torch.rand(1, 3, 80, 80),)], U55, board="renesas-ra8p1")

@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from arm_backend_core.backends.call_counts import multiply_estimates
 from arm_backend_core.workers import vela
 from arm_recipes.explore.sweep.rows import ProgramEstimates
 from arm_recipes.report.ram import npu_ram_parts
+from arm_recipes.runtime.ethosu_payload import read_scratch_size_and_io
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 
 #: Version of the cached records; increase it when their format changes.
-_CACHE_VERSION = 3
+_CACHE_VERSION = 4
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def _compile_all(
 ) -> ProgramEstimates:
     from arm_backend_core.alternatives.size_or_speed import compile_best
 
-    estimates = []
+    estimates, placements = [], []
     for delegate, flatbuffer in zip(delegates, flatbuffers, strict=True):
 
         def find_operator(text: str, delegate: LoweredDelegate = delegate) -> tuple[str, str] | None:
@@ -120,7 +121,9 @@ def _compile_all(
         )
         assert payload.vela is not None
         estimates.append(multiply_estimates(payload.vela, delegate.calls))
-    return sum_estimates(estimates)
+        scratch, inputs, outputs = read_scratch_size_and_io(payload.data)
+        placements.append((scratch, *(tensor.offset for tensor in (*inputs, *outputs))))
+    return replace(sum_estimates(estimates), placement=hashlib.sha256(repr(placements).encode()).hexdigest())
 
 
 def sum_estimates(estimates: Sequence[VelaEstimates]) -> ProgramEstimates:

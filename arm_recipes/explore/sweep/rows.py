@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 #: Numeric columns that are None if the program could not be executed, or if the clock of a processor is unknown.
@@ -28,6 +28,8 @@ class ProgramEstimates:
             without an NPU.
         npu_sram_bytes: part of ``npu_ram_bytes`` in SRAM; 0 without an NPU.
         weight_bytes: size of the encoded weights; 0 without an NPU.
+        placement: digest of the size of each delegate's scratch and of the places of its inputs and outputs in it,
+            which determine the memory plan of the program. It is no column of the sweep.
     """
 
     cycles: int
@@ -41,6 +43,10 @@ class ProgramEstimates:
     npu_ram_bytes: int
     npu_sram_bytes: int
     weight_bytes: int
+    placement: str = field(default="", compare=False)
+
+
+_COLUMNS = tuple(column.name for column in fields(ProgramEstimates) if column.name != "placement")
 
 
 @dataclass(frozen=True)
@@ -86,8 +92,7 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         """Flatten the row and its estimates to one dict. Missing estimates are None."""
-        no_estimates = dict.fromkeys(field.name for field in fields(ProgramEstimates))
-        estimates = no_estimates if self.estimates is None else asdict(self.estimates)
+        estimates = {column: getattr(self.estimates, column, None) for column in _COLUMNS}
         leading = ("recipe", "board", "target", "macs", "system_config", "memory_mode", "ram_bytes", "exceeds_board")
         trailing = ("cpu_operators", "accuracy", "error")
         return {n: getattr(self, n) for n in leading} | estimates | {n: getattr(self, n) for n in trailing}

@@ -247,8 +247,8 @@ def _measure_programs(
     """Measure the accuracy, and compute the RAM that a program needs in addition to the RAM of its delegates.
 
     Programs with the same TOSA graphs have the same accuracy, so only one of them runs. The memory plan may place CPU
-    tensors in the NPU's scratch, where they need no additional RAM. Configurations with equal scratch sizes have equal
-    plans, so only one of them is exported.
+    tensors in the NPU's scratch, where they need no additional RAM. Configurations with equal places of inputs and
+    outputs in the scratch have equal plans, so only one of them is exported.
 
     Returns:
         ``{configuration index: (accuracy, RAM in bytes)}``, and a note for each program that could not be executed.
@@ -262,20 +262,20 @@ def _measure_programs(
     for key, indices in indices_by_key.items():
         source = quantized[indices[0]]
         assert isinstance(source, QuantizedProgram)
-        by_scratch: dict[tuple[int, int, int], list[int]] = {}
+        by_plan: dict[tuple[str, int], list[int]] = {}
         for index in indices:
-            by_scratch.setdefault(_scratch_sizes(estimates[index]), []).append(index)
+            by_plan.setdefault(_memory_plan_key(estimates[index]), []).append(index)
         try:
             programs = [
                 runner.compile_first(source.unlowered, [requested[index] for index in group])
-                for group in by_scratch.values()
+                for group in by_plan.values()
             ]
             accuracy = evaluator.evaluate_outputs(runner.execute(programs[0])).metric
         except (ArmBackendError, ExportError, RunError) as error:
             accelerators = dict.fromkeys(requested[index].spec.accelerator for index in indices)
             notes.append(f"the accuracy of {key[0]} on {', '.join(accelerators)} was not measured: {error}")
             continue
-        for group, artifact in zip(by_scratch.values(), programs, strict=True):
+        for group, artifact in zip(by_plan.values(), programs, strict=True):
             measured |= dict.fromkeys(group, (accuracy, compute_cpu_ram(artifact.report)))
     return measured, notes
 
@@ -284,13 +284,10 @@ def _program_key(configuration: SweepConfiguration, lowered: LoweredProgram) -> 
     return configuration.precision, tuple(unit.digest for unit in lowered.delegates)
 
 
-def _scratch_sizes(estimates: ProgramEstimates | str) -> tuple[int, int, int]:
-    """Return the sizes that determine the memory plan.
-
-    ``sram_bytes`` is not enough: in Dedicated_Sram memory modes, it is the size of the fast scratch only.
-    """
+def _memory_plan_key(estimates: ProgramEstimates | str) -> tuple[str, int]:
+    """Return what determines the memory plan. Fast scratch is outside of the scratch that ``placement`` describes."""
     assert isinstance(estimates, ProgramEstimates)
-    return estimates.sram_bytes, estimates.fast_scratch_bytes, estimates.npu_ram_bytes
+    return estimates.placement, estimates.fast_scratch_bytes
 
 
 def _compile_all(
