@@ -9,14 +9,15 @@ from typing import Any
 from executorch.export import ExportRecipe
 
 from arm_recipes._internal.files import check_writable
-from arm_recipes._internal.renamed_arguments import reject_renamed_arguments
 from arm_recipes._internal.tracebacks import shorten_tracebacks
+from arm_recipes._internal.unknown_arguments import reject_unknown_arguments
 from arm_recipes.pipeline.export import check_recipe, run_export
+from arm_recipes.recipe.options import OPTIONS
 from arm_recipes.result import ExportResult
 from arm_recipes.types import DynamicShapes, Labels, Metric, Model, Samples, Sizes
 
 
-@reject_renamed_arguments(example_inputs="samples")
+@reject_unknown_arguments({"example_inputs": "samples"}, {"ExportRecipe.get_recipe(recipe, ...)": OPTIONS})
 @shorten_tracebacks
 def export(
     model: Model,

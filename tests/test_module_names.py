@@ -89,7 +89,7 @@ ELSEWHERE = {
         "test_provider.py": "recipe_types",
     },
     "arm_recipes._internal": {
-        "_internal/test_messages.py": "error_location errors renamed_arguments versions",
+        "_internal/test_messages.py": "error_location errors unknown_arguments versions",
         "cli/test_main.py": "file_kinds files",
         "pipeline/test_export.py": "frozen_gc",
         "backends/test_new_backend.py": "executorch_programs",

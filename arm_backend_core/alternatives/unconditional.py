@@ -40,7 +40,7 @@ def apply_unconditional(graph: Graph, target: Target) -> None:
     if target.hardware.estimates_missing_activation:
         if target.vela_release == (5, 1):
             apply_once(graph, target, {"RESCALE": [clamp_to_dtype], "MAX_POOL2D": [clamp_to_dtype]})
-        apply_once(graph, target, dict.fromkeys(_KINDS_THAT_READ_CONSTANTS, [copy_constant]))
+        apply_once(graph, target, {kind: [copy_constant] for kind in _KINDS_THAT_READ_CONSTANTS})
 
 
 def use_reader_shape(op: Op, rewriter: Rewriter) -> Value | None:

@@ -339,6 +339,13 @@ def option_groups(recipe: str) -> frozenset[str]:
     return frozenset(names)
 
 
+#: Keywords of ``export``. An error about one that was passed to a recipe says where it belongs.
+EXPORT_ARGUMENTS = {
+    *("samples", "labels", "metric", "output", "dynamic_shapes", "sizes", "constant_methods", "strict"),
+    *("channels_last", "verify", "cache_dir", "progress"),
+}
+
+
 def option_names(recipe: str) -> list[str]:
     """Names of the options of a recipe, in the order of ``OPTIONS``."""
     return [option.name for option in OPTIONS.values() if option.group in option_groups(recipe)]
@@ -373,6 +380,8 @@ def _unknown_option_message(recipe: str, name: str, names: list[str]) -> str:
         kinds = {"ethos-u": "Ethos-U", "ethos-u85": "Ethos-U85", "int": "quantizing", "tosa": "TOSA and VGF"}
         kinds |= {"tosa-fp": "TOSA_FP", "cortex-m": "Cortex-M", "cortex-m-cpu": "Cortex-M and Ethos-U"}
         hint = f"; it belongs to {kinds[OPTIONS[name].group]} recipes"
+    elif name in EXPORT_ARGUMENTS:
+        hint = "; it belongs to export(model, recipe, samples, ...)"
     else:
         renamed = OLD_OPTION_NAMES.get(name)
         hint = suggest_name(name, names) if renamed is None else format_suggestion([renamed])

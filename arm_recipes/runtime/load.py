@@ -9,7 +9,7 @@ from pathlib import Path
 
 from arm_recipes._internal.file_kinds import describe_uncompiled_file
 from arm_recipes._internal.messages import warn
-from arm_recipes._internal.renamed_arguments import reject_renamed_arguments
+from arm_recipes._internal.unknown_arguments import reject_renamed_arguments
 from arm_recipes.runtime.data_file import data_file_path
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.program import Program

@@ -160,6 +160,11 @@ _export, _sweep, _tune, _load = cast(Any, (arm_recipes.export, arm_recipes.sweep
             lambda m, r, s: _tune(m, r, s, held_out=s),
             "tune.. has no argument 'held_out'; did you mean 'test_s",
         ),
+        (
+            lambda m, r, s: _export(m, r, s, sram_budget=1),
+            r"'sram_budget'; it belongs to ExportRecipe.get_recipe\(recipe, \.\.\.\)",
+        ),
+        (lambda m, r, s: _export(m, r, s, verfiy=True), r"export\(\) has no argument 'verfiy'; did you mean 'verify'"),
         (lambda m, r, s: _load(b"", tosa=b""), "load.. has no argument 'tosa'; did you mean 'reference'"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 import typing
 from pathlib import Path
@@ -30,6 +31,11 @@ ETHOS_U = [recipe for recipe in ArmRecipeType if recipe.name.startswith("ETHOSU"
             r"ETHOSU_U85_INT8: unknown argument 'mac'; did you mean 'macs'\? \(allowed: board, ",
         ),
         (U85, {"MACS": 128}, r"did you mean 'macs'\?"),
+        (
+            U85,
+            {"channels_last": True},
+            r"unknown argument 'channels_last'; it belongs to export\(model, recipe, samples, \.\.\.\)",
+        ),
         (U85, {"zzzzz": 1}, r"unknown argument 'zzzzz' \(allowed: board, .*dump_dir\)"),
         (ArmRecipeType.TOSA_INT8, {"macs": 128}, "unknown argument 'macs'; it belongs to Ethos-U recipes"),
         (ArmRecipeType.TOSA_FP, {"calibration_samples": []}, "'calibration_samples'; it belongs to quantizing recipes"),
@@ -311,3 +317,7 @@ def test_typed_constructors_check_as_get_recipe_does() -> None:
 def test_errors_suggest_the_new_name_of_an_old_option(old: str) -> None:
     with pytest.raises(ValueError, match=f"unknown argument '{old}'; did you mean '{options.OLD_OPTION_NAMES[old]}'"):
         ExportRecipe.get_recipe(U85, **{old: None})
+
+
+def test_arguments_of_export_are_those_of_its_signature() -> None:
+    assert inspect.signature(export).parameters.keys() == options.EXPORT_ARGUMENTS | {"model", "recipe"}

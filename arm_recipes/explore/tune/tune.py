@@ -21,8 +21,8 @@ from typing import Any
 
 from arm_backend_core.errors import ArmBackendError
 from arm_recipes._internal.messages import progress_bar, suppress_warnings
-from arm_recipes._internal.renamed_arguments import reject_renamed_arguments
 from arm_recipes._internal.tracebacks import shorten_tracebacks
+from arm_recipes._internal.unknown_arguments import reject_renamed_arguments
 from arm_recipes.api import export
 from arm_recipes.comparison.accuracy import check_metric
 from arm_recipes.explore.sweep.result_store import ResultStore
