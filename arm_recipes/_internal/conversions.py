@@ -82,7 +82,9 @@ def suggest_conversion(
         the end of a sentence, without a reason if only the dtype differs; empty if no conversion is needed or known.
     """
     same = Conversion("", tuple(shape), "")
-    conversions = (same, *list_shape_conversions(shape))
+    conversions = [same, *list_shape_conversions(shape)]
+    if len(shape) > 1 and shape[0] > 1:
+        conversions.append(Conversion("[i:i + 1]", (1, *shape[1:]), f"a batch of {shape[0]} items, one for each call"))
     found = next((item for item in conversions if item.shape == tuple(expected_shape)), None)
     if found is None:
         return ""

@@ -202,7 +202,7 @@ addChart("modules", (place) => {
   Plotly.react(place, [{
     type: "icicle", branchvalues: "total", maxdepth: 6, tiling: { orientation: "v" },
     ids: all.map((x) => x.id), labels: all.map((x) => x.label), parents: all.map((x) => x.parent), values: all.map((x) => x.cycles),
-    texttemplate: "%{label}<br>%{percentRoot}", hovertemplate: "%{label}<br>%{value:,} cycles, %{percentRoot}<extra></extra>",
+    texttemplate: "%{label}<br>%{percentRoot}", hovertemplate: "%{label}<br>%{value:,} cycles, %{percentRoot:.1%}<extra></extra>",
     // White on each colour of a module has a contrast of at least 4.5:1. The root has the colour of the page's text.
     root: { color: colours().raised }, leaf: { opacity: 1 }, insidetextfont: { color: "#ffffff" }, pathbar: { textfont: { color: "#ffffff" } },
   }], layout({ height: 420, uniformtext: { minsize: 10, mode: "hide" }, iciclecolorway: ["#0b6e99", "#2c7347", "#7f6318", "#5b5ea6"] }), config);

@@ -30,6 +30,8 @@ def describe_packed_sample(tensors: Sequence[Any], named: Mapping[str, Any]) -> 
         return None
     sample = tensors[0]
     is_mapping = isinstance(sample, Mapping)
+    if isinstance(sample, list) and sample and isinstance(sample[0], (tuple, list, Mapping)):
+        return "got a list of samples: call run(*samples[i]) for each of them"
     call = "**sample" if is_mapping else "*sample, **sample.keywords" if hasattr(sample, "keywords") else "*sample"
     return f"got a {'dict' if is_mapping else type(sample).__name__}: call run({call})"
 

@@ -173,7 +173,9 @@ class InputSignature:
         positional, named = self.spec.children()
         arity, keywords = positional.num_children, list(named.context or ())
         if len(sample) != arity:
-            raise ValueError(f"{description} has {len(sample)} inputs, the model takes {arity}")
+            unknown = ", ".join(f"'{name}'" for name in sample.keywords if name not in keywords)
+            hint = f" by position, and has no keyword input {unknown}" if unknown else ""
+            raise ValueError(f"{description} has {len(sample)} inputs, the model takes {arity}{hint}")
         if sorted(sample.keywords) != sorted(keywords):
             listed = ", ".join(sample.keywords) or "none", ", ".join(keywords) or "none"
             raise ValueError(

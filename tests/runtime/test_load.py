@@ -60,6 +60,7 @@ def test_files_of_other_kinds_are_described(tmp_path: Path) -> None:
     [
         (images(1)[0], r"got a tuple: call run\(\*sample\)"),
         (list(images(1)[0]), r"got a list: call run\(\*sample\)"),
+        (images(2), r"got a list of samples: call run\(\*samples\[i\]\) for each of them"),
         ({"x": images(1)[0][0]}, r"got a dict: call run\(\*\*sample\)"),
     ],
 )

@@ -97,7 +97,10 @@ def test_calibration_sets_the_ranges() -> None:
         (list, "calibration has no samples"),
         (lambda: 3, "calibration_samples must be an iterable of samples, or a function that returns one; got int"),
         ([(X[:1],), "text"], "calibration sample 1 is of type str; each sample must be a tensor or a tuple"),
-        ([{"x": X[:1]}], "calibration sample 0 has 0 inputs, the model takes 1"),
+        (
+            [{"x": X[:1]}],
+            "calibration sample 0 has 0 inputs, the model takes 1 by position, and has no keyword input 'x'",
+        ),
         ([{1: X[:1]}], "calibration sample 0 is of type dict"),
         (
             [(X[:1],), (X[:2],)],

@@ -270,6 +270,7 @@ def test_later_samples_name_the_conversion() -> None:
     for other, remedy in (
         (X.double(), r"pass x.float\(\)"),
         (X[0], r"the batch dimension is missing; pass x.unsqueeze\(0\)"),
+        (torch.cat([X, X]), r"a batch of 2 items, one for each call; pass x\[i:i \+ 1\]"),
         (X[..., :8], "resize it, or export several sizes with dynamic_shapes= and sizes="),
     ):
         with pytest.raises(ValueError, match=rf"calibration sample 1, input 0 \('x'\) is .*, the .*{remedy}$"):
