@@ -40,17 +40,17 @@ def answer_questions(
     report: ExportRecord, context: ExportContext, comparisons: Sequence[ComparisonRecord]
 ) -> Iterator[Answer]:
     """Yield the answers to "Fast?", "Fits?" and "Accurate?"."""
-    yield _answer_fast(report)
+    yield _answer_fast(report, context)
     yield _answer_fits(report, context)
     yield from [_answer_accurate(comparison, len(comparisons) > 1) for comparison in comparisons] or [
         _answer_accurate_by_calibration(report)
     ]
 
 
-def _answer_fast(report: ExportRecord) -> Answer:
+def _answer_fast(report: ExportRecord, context: ExportContext) -> Answer:
     estimated = [method for method in report.methods if any(delegate.vela for delegate in method.delegates)]
     if not estimated:
-        return _answer_fast_on_cpu(report)
+        return _answer_fast_on_cpu(report, context)
     method = max(estimated, key=_milliseconds)
     estimates = [delegate.vela for delegate in method.delegates if delegate.vela is not None]
     first = estimates[0]
@@ -66,14 +66,14 @@ def _answer_fast(report: ExportRecord) -> Answer:
     return Answer("Fast?", f"{_milliseconds(method):.3f} ms", tuple(details))
 
 
-def _answer_fast_on_cpu(report: ExportRecord) -> Answer:
+def _answer_fast_on_cpu(report: ExportRecord, context: ExportContext) -> Answer:
     """Answer for a program without an NPU: cycles, because the clock is not known."""
     methods = [method for method in report.methods if method.cpu_cycles is not None]
     if not methods:
         return Answer("Fast?", "no estimate", (_NO_ESTIMATE,))
     method = max(methods, key=lambda method: method.cpu_cycles or 0)
     macs = sum(cost.macs for cost in method.cpu_layers)
-    details = [f"estimate of the CPU's cycles, {macs:,} MACs"]
+    details = [f"estimate for {context.processor or 'the CPU'}, {macs:,} MACs"]
     if len(methods) > 1:
         details.append(f"method '{method.name}', the slowest of {len(methods)}")
     return Answer("Fast?", f"{method.cpu_cycles:,} cycles", tuple(details))

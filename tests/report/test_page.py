@@ -113,10 +113,12 @@ def test_the_page_loads_nothing_from_the_network(tmp_path: Path) -> None:
     assert not re.findall(r"""(?:src|href)\s*=|url\(|@import|https?://""", outside)
 
 
-def test_the_page_of_a_cortex_m_program_does_not_name_vela() -> None:
-    recipe = ExportRecipe.get_recipe(ArmRecipeType.CORTEX_M_INT8)
+def test_the_page_of_a_cortex_m_program_names_the_processor_and_not_vela() -> None:
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.CORTEX_M_INT8, cpu="cortex-m4")
     result = export(nn.Linear(8, 4).eval(), recipe, [(torch.randn(1, 8),)])
-    assert "by Vela" not in result.report.page().text
+    page = result.report.page().text
+    assert "by Vela" not in page
+    assert "estimate for Cortex-M4 with DSP extension, 32 MACs" in page
 
 
 def test_names_are_escaped(tmp_path: Path) -> None:
