@@ -8,7 +8,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
-from arm_backend_core.similar_names import suggest_name
+from arm_backend_core.similar_names import format_suggestion, suggest_name
 from arm_recipes.recipe import options
 
 #: Titles of the option groups that several commands have.
@@ -95,7 +95,8 @@ class Parser(argparse.ArgumentParser):
         known = list(self._option_string_actions)
         if not name.startswith("--") or name == "--" or any(option.startswith(name) for option in known):
             return
-        self.error(f"there is no option {name}{suggest_name(name, known)}")
+        longer = [option for option in known if option.endswith(name.removeprefix("-"))]
+        self.error(f"there is no option {name}{format_suggestion(sorted(longer)) or suggest_name(name, known)}")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:

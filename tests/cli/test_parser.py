@@ -80,6 +80,10 @@ def test_help_is_grouped(capsys: pytest.CaptureFixture[str], monkeypatch: pytest
         ("export m.pt2 --recipe TOSA_FP --precision A16W8", "'A16W8' is not of the form MODULE=NAME"),
         ("export m.pt2 --recipe TOSA_FP --sizes 1,8", "'1,8' is not of the form NAME=SIZE,SIZE"),
         ("inspect a b", "unexpected arguments: b (see arm-recipes inspect --help)"),
+        (
+            "export --samples x.npz",
+            "there is no option --samples; did you mean '--bundled-samples' or '--calibration-samples'?",
+        ),
         ("--verbos export", "there is no option --verbos; did you mean '--version'?"),
     ],
 )
