@@ -37,6 +37,7 @@ from arm_backend_core.quantization.annotator import ANNOTATION, Annotator
 from arm_backend_core.quantization.config import QuantizationConfig, get_symmetric_a16w8_quantization_config
 from arm_backend_core.quantization.graph_observers import set_observer_properties, share_timestep_observers
 from arm_backend_core.quantization.hardware_dependencies import TrackedHardware
+from arm_backend_core.similar_names import suggest_name
 from arm_backend_core.targets.compile_spec import (
     ArmCompileSpec,
     EthosUCompileSpec,
@@ -219,7 +220,7 @@ class ArmQuantizer(Quantizer):
             if not any(_is_inside(path, name) for modules in stacks.values() for path in modules):
                 paths = sorted({path for modules in stacks.values() for path in modules if path})
                 problem = f"{self._options[name]}: the model has no module '{name}' with operators of its own"
-                raise ValueError(f"{problem}. It has: {', '.join(paths)}")
+                raise ValueError(f"{problem}{suggest_name(name, paths) or '.'} It has: {', '.join(paths)}")
         for module_type in self._types:
             entries = [entry for modules in stacks.values() for entry in modules.values()]
             if not any(_is_type(entry, module_type) for entry in entries):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from arm_backend_core.similar_names import suggest_name
+from arm_backend_core.similar_names import format_suggestion, suggest_name
 from arm_recipes.recipe.profiles import has_fp_profile
 
 if TYPE_CHECKING:
@@ -37,6 +37,10 @@ def higher_precision(recipe: str) -> str:
     return next(name for name in ("A16W8", FLOAT) if name in allowed_precisions(recipe))
 
 
+#: Types of activations or weights that users pass for a precision, and the precision.
+_NAMES_BY_TYPE = {"int16": "A16W8", "int4": "A8W4", "float": FLOAT, "float32": FLOAT}
+
+
 def find_problem(value: Any) -> str | None:
     """Describe the problem of a value of the option ``precisions``; None if the value is valid."""
     if value is None:
@@ -47,7 +51,8 @@ def find_problem(value: Any) -> str | None:
         if not isinstance(module, str):
             return f"{module!r} is not the name of a module"
         if name not in PRECISION_NAMES:
-            suggestion = suggest_name(str(name), PRECISION_NAMES)
+            meant = _NAMES_BY_TYPE.get(str(name).lower())
+            suggestion = format_suggestion([meant]) if meant else suggest_name(str(name), PRECISION_NAMES)
             return f"there is no precision {name!r}{suggestion} (allowed: {', '.join(PRECISION_NAMES)})"
     return None
 

@@ -138,5 +138,13 @@ def test_fp_is_accepted_if_the_target_computes_in_floating_point(recipe: str) ->
 
 
 def test_a_module_that_the_model_lacks_is_an_error_of_the_option() -> None:
-    with pytest.raises(ExportError, match=r"precisions: the model has no module 'layer' .* It has: layers, layers\.0"):
+    with pytest.raises(
+        ExportError, match=r"precisions: the model has no module 'layer' .*'layers'\? It has: layers, layers\.0"
+    ):
         _export(R.TOSA_INT8, precisions={"layer": "A16W8"})
+
+
+@pytest.mark.parametrize(("name", "meant"), [("int16", "A16W8"), ("INT4", "A8W4"), ("float", "FP"), ("A16W", "A16W8")])
+def test_types_in_place_of_precisions(name: str, meant: str) -> None:
+    with pytest.raises(ValueError, match=f"there is no precision '{name}'; did you mean '{meant}'"):
+        ExportRecipe.get_recipe(R.TOSA_INT8, precisions={"layers.0": name})
