@@ -53,7 +53,7 @@ def test_the_report_marks_cpu_cycles_as_estimates(result: ExportResult) -> None:
     record = json.loads(json.dumps(result.report.to_dict()))
     assert record["methods"][0]["cpu_cycles"] == result.report.methods[0].cpu_cycles
     assert "the estimate of the CPU&#x27;s cycles" in result.report.page().text
-    assert "estimate of the CPU&#x27;s cycles, " in result.report.page().text
+    assert "estimate for Cortex-M4 with DSP extension, " in result.report.page().text
 
 
 def test_no_estimates_without_a_processor() -> None:
