@@ -104,7 +104,7 @@ def test_calibration_sets_the_ranges() -> None:
         ([{1: X[:1]}], "calibration sample 0 is of type dict"),
         (
             [(X[:1],), (X[:2],)],
-            r"calibration sample 1, input 0 \('input\w*'\) is float32\[2, 3\], the model takes float32\[1, 3\]: a batch",
+            r"sample 1, input 0 \('input\w*'\) is float32\[2, 3\], the model takes float32\[1, 3\]: a batch",
         ),
         (
             [(X[0],)],
