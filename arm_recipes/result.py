@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from arm_recipes._internal.files import check_writable, write_file_atomically
 from arm_recipes._internal.tracebacks import shorten_tracebacks
-from arm_recipes._internal.unknown_arguments import reject_renamed_arguments
+from arm_recipes._internal.unknown_arguments import reject_unknown_arguments
 from arm_recipes.pipeline.artifact import Artifact
 from arm_recipes.runtime.data_file import DATA_FILE_SUFFIX, data_file_path
 from arm_recipes.runtime.load import reference_path
@@ -47,7 +47,7 @@ class ExportResult(Artifact):
         """Outputs of ``main_method``."""
         return self.main_report.outputs
 
-    @reject_renamed_arguments(bundled="bundled_samples", tosa="reference")
+    @reject_unknown_arguments({"bundled": "bundled_samples", "tosa": "reference"})
     def save(
         self,
         path: str | Path,

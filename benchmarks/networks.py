@@ -21,11 +21,13 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import coverage_models, rows, signal_models, vision_models
+from benchmarks.ram import count_working_bytes
 from benchmarks.rows import Row
 
 CALIBRATION, TEST = 8, 4
 """Numbers of calibration samples and of held-out samples."""
 
+#: Numbers of slowest layers in a row, and of characters of their operators in the table.
 _SLOWEST, _NAME_LENGTH = 5, 40
 
 RECIPES: dict[str, dict[str, Any]] = {
@@ -79,8 +81,7 @@ def measure(network: str, recipe: str) -> Row:
         row["bytes"] = report.stored_bytes
         row["delegates"] = len(report.delegates)
         row["cpu"] = [[entry.operator, entry.count] for entry in report.cpu_operators]
-        parts = report.ram.parts if report.ram is not None else ()
-        row["ram"] = sum(part.bytes for part in parts if part.name != "NPU constants")
+        row["ram"] = count_working_bytes(report)
         row["cycles"] = sum(cost.cycles for cost in report.layers)
         slowest = sorted(report.layers, key=lambda cost: -cost.cycles)[:_SLOWEST]
         row["slowest"] = [[cost.name, "+".join(cost.operators), cost.cycles] for cost in slowest]

@@ -14,7 +14,7 @@ import statistics
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -22,6 +22,9 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import litert_models, rows  # noqa: E402
 from benchmarks.litert import TARGETS  # noqa: E402
 from benchmarks.rows import Row  # noqa: E402
+
+if TYPE_CHECKING:
+    from arm_recipes.report.report import Report
 
 _LITERT_TABLE = Path(__file__).with_name("litert.md")
 _KIB = 1024
@@ -41,10 +44,14 @@ def measure(model: str, target: str) -> Row:
     row: Row = {"model": model, "target": target}
     for kind, quantized_io in (("float", False), ("int8", True)):
         recipe = ExportRecipe.get_recipe(ArmRecipeType[configuration.recipe], quantized_io=quantized_io, **options)
-        ram = export(module, recipe, samples, progress=False).report.ram
-        assert ram is not None
-        row[kind] = sum(part.bytes for part in ram.parts if part.name != "NPU constants")
+        row[kind] = count_working_bytes(export(module, recipe, samples, progress=False).report)
     return row
+
+
+def count_working_bytes(report: Report) -> int:
+    """Bytes of RAM of a board without constants that a memory mode places in SRAM; 0 if the RAM is not known."""
+    parts = report.ram.parts if report.ram is not None else ()
+    return sum(part.bytes for part in parts if part.name != "NPU constants")
 
 
 def litert_sram() -> dict[tuple[str, str], int]:

@@ -7,37 +7,27 @@ Vela copies the operand of a TILE once for each repetition. A product with a ten
 
 from __future__ import annotations
 
-import numpy as np
-
 from arm_backend_core.alternatives.choose import Alternative, Region, collect_neighbors
 from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.passes.rewrite import Rewriter
+from arm_backend_core.tosa.vela_workarounds.copies import emit_copy
 
 _DTYPES = (DType.INT8, DType.INT16, DType.INT32)
 
 
-def multiply_by_ones(op: Op, rewriter: Rewriter) -> Value | None:
+def multiply_by_ones(op: Op, rewriter: Rewriter) -> Value:
     """Multiply the operand of a TILE by ones in the shape of ``multiples``. Bit-exact: x * 1 is x."""
-    x, b = op.inputs[0], rewriter.builder
-    if not _is_broadcast(op):
-        return None
-    product = b.mul(x, b.const(np.ones(op.attrs["multiples"]), x.dtype))
-    return product if x.dtype is DType.INT32 else b.rescale(product, x.dtype, 1.0)
-
-
-def _is_broadcast(op: Op) -> bool:
-    """Whether the TILE repeats dimensions of size 1 only."""
-    x = op.inputs[0]
-    repeated = [n for n, multiple in zip(x.shape, op.attrs["multiples"], strict=True) if multiple > 1]
-    return x.dtype in _DTYPES and all(n == 1 for n in repeated)
+    return emit_copy(op.inputs[0], rewriter.builder, op.attrs["multiples"])
 
 
 def _match_tile(op: Op, rewriter: Rewriter) -> Region | None:
     """Match the TILE with the operators that may write its operand, and with a CONCAT that it may write into."""
-    if not _is_broadcast(op) or not rewriter.builder.target.hardware.broadcasts_both_operands:
+    x, hardware = op.inputs[0], rewriter.builder.target.hardware
+    is_broadcast = all(1 in pair for pair in zip(x.shape, op.attrs["multiples"], strict=True))
+    if x.dtype not in _DTYPES or not is_broadcast or not hardware.broadcasts_both_operands:
         return None
-    return Region(dict.fromkeys(collect_neighbors(op, rewriter, ("RESCALE",), ("CONCAT", "RESHAPE"))), ((op,),))
+    return Region(collect_neighbors(op, rewriter, ("RESCALE",), ("CONCAT", "RESHAPE")), ((op,),))
 
 
 BROADCAST_TILES = Alternative("broadcasts by products", ("TILE",), multiply_by_ones, _match_tile)

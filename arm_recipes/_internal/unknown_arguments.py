@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import ParamSpec, TypeVar
 
 from arm_backend_core.similar_names import format_suggestion, suggest_name
@@ -13,13 +14,8 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-def reject_renamed_arguments(**renamed: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Decorate a function as ``reject_unknown_arguments`` does, without arguments that belong elsewhere."""
-    return reject_unknown_arguments(renamed, {})
-
-
 def reject_unknown_arguments(
-    renamed: Mapping[str, str], elsewhere: Mapping[str, Collection[str]]
+    renamed: Mapping[str, str], elsewhere: Mapping[str, Collection[str]] = MappingProxyType({})
 ) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Decorate a function so that a call with an unknown keyword raises a ``TypeError`` with a remedy.
 

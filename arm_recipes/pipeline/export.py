@@ -142,14 +142,14 @@ def _export_within_budgets(
     from arm_recipes.pipeline.budgets import budget_passes, recipes_within_budget
 
     requested, result = recipe, attempt(recipe)
-    limited = recipes_within_budget(recipe, result)
+    smaller_recipes = recipes_within_budget(recipe, result)
     unlowered = result.export_objects.unlowered if reuse else None
     note = "compiled again for less SRAM of the NPU: the program with the fewest cycles exceeds sram_budget"
-    if limited and unlowered is None:
+    if smaller_recipes and unlowered is None:
         notes.append(note)
-    elif limited:
+    elif smaller_recipes:
         warn(note)
-    for smaller_recipe in limited:
+    for smaller_recipe in smaller_recipes:
         if unlowered is None:
             smaller = attempt(smaller_recipe)
         else:
@@ -159,7 +159,7 @@ def _export_within_budgets(
         if not any(budget.exceeds_sram(result) for budget in budget_passes(recipe)):
             break
     for budget in budget_passes(recipe):
-        budget.check(result, is_limited=bool(limited))
+        budget.check(result, is_limited=bool(smaller_recipes))
     return result
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from arm_recipes._internal.file_kinds import describe_uncompiled_file
 from arm_recipes._internal.messages import warn
-from arm_recipes._internal.unknown_arguments import reject_renamed_arguments
+from arm_recipes._internal.unknown_arguments import reject_unknown_arguments
 from arm_recipes.runtime.data_file import data_file_path
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.program import Program
@@ -17,7 +17,7 @@ from arm_recipes.runtime.pte import ProgramError
 from arm_recipes.runtime.signature import read_reference_digest
 
 
-@reject_renamed_arguments(tosa="reference")
+@reject_unknown_arguments({"tosa": "reference"})
 def load(
     source: str | Path | bytes, ptd: str | Path | bytes | None = None, *, reference: str | Path | bytes | None = None
 ) -> Program:

@@ -271,7 +271,7 @@ def _skip_connection(case: Case, size: int = 16) -> list[Value]:
 
 
 def _repeated_vectors(case: Case, size: int = 20) -> list[Value]:
-    """Vectors that are repeated, concatenated with an image or a sequence, and read by a convolution."""
+    """A tensor that is repeated along dimensions of size 1, concatenated with another one."""
     b, dtype = case.b, (DType.INT8, DType.INT16, DType.INT32)[case.randint(0, 2)]
     shape = (1, size, case.randint(5, 9), case.randint(3, 40))[: case.randint(3, 4)]
     repeated = [axis for axis in range(1, len(shape)) if case.rng.random() < 0.5] or [1]

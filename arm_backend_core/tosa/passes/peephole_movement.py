@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 
@@ -122,7 +123,8 @@ def merge_slice(op: Op, rewriter: Rewriter) -> Value | None:
     if inner.kind == "SLICE":
         return rewriter.builder.slice(inner.inputs[0], _add_elementwise(start, inner.attrs["start"]), size)
     if inner.kind == "CONCAT":
-        return _slice_of_concat(inner, start, size, rewriter)
+        found = _operand_that_contains(inner, start, size)
+        return None if found is None else rewriter.builder.slice(*found, size)
     if inner.kind == "PAD":
         leading_padding = inner.attrs["padding"][::2]
         start = [a - b for a, b in zip(start, leading_padding, strict=True)]
@@ -154,19 +156,12 @@ def _is_unary(op: Op) -> bool:
     return op.kind in UNARY and not op.attrs.get("per_channel")
 
 
-def _whole_operand(concat: Op, slice_op: Op) -> Value | None:
-    """The operand of ``concat`` whose place in the result ``slice_op`` reads; None if it reads anything else."""
-    axis, offset = concat.attrs["axis"], 0
-    for value in concat.inputs:
-        starts = [offset if dim == axis else 0 for dim in range(value.rank)]
-        if (
-            slice_op.kind == "SLICE"
-            and list(slice_op.attrs["start"]) == starts
-            and slice_op.output.shape == value.shape
-        ):
-            return value
-        offset += value.shape[axis]
-    return None
+def _whole_operand(concat: Op, reader: Op) -> Value | None:
+    """The operand of ``concat`` that ``reader`` reads as a whole; None if it is no SLICE, or reads anything else."""
+    if reader.kind != "SLICE":
+        return None
+    found = _operand_that_contains(concat, reader.attrs["start"], reader.output.shape)
+    return found[0] if found is not None and found[0].shape == reader.output.shape else None
 
 
 def hoist_slice(op: Op, rewriter: Rewriter) -> Value | None:
@@ -193,13 +188,17 @@ def _add_elementwise(a: list[int], b: list[int]) -> list[int]:
     return [x + y for x, y in zip(a, b, strict=True)]
 
 
-def _slice_of_concat(concat: Op, start: list[int], size: list[int], rewriter: Rewriter) -> Value | None:
+def _operand_that_contains(concat: Op, start: Sequence[int], size: Sequence[int]) -> tuple[Value, list[int]] | None:
+    """The operand of ``concat`` that contains a part of the result, and the start of the part in it.
+
+    Returns:
+        None if the part lies in several operands.
+    """
     axis, offset = concat.attrs["axis"], 0
     for value in concat.inputs:
         end = offset + value.shape[axis]
         if offset <= start[axis] and start[axis] + size[axis] <= end:
-            start[axis] -= offset
-            return rewriter.builder.slice(value, start, size)
+            return value, [n - offset if dim == axis else n for dim, n in enumerate(start)]
         offset = end
     return None
 

@@ -20,15 +20,21 @@ def broadcast_constant(x: Value, number: int, dtype: DType, b: Builder) -> Value
     return b.const(np.full((1,) * x.rank, number), dtype)
 
 
-def emit_copy(x: Value, b: Builder) -> Value:
+def emit_copy(x: Value, b: Builder, multiples: Sequence[int] = ()) -> Value:
     """Emit a copy of ``x`` that Vela does not remove: x * 1, or LOGICAL_OR(x, x) for booleans.
 
     Vela compiles the copy to an operation that can read a slice and write a part of a tensor. Vela would remove an
     IDENTITY. By its estimate, a CLAMP takes 1.1 to 1.5 cycles per element, and this product 0.25 (U85) to 1 (U55).
+
+    Args:
+        x: the tensor.
+        b: emits the operators.
+        multiples: as of a TILE that repeats dimensions of size 1; the product broadcasts them. Not for booleans. By
+            default, no dimension is repeated.
     """
     if x.dtype is DType.BOOL:
         return b.binary("LOGICAL_OR", x, x)
-    product = b.mul(x, broadcast_constant(x, 1, x.dtype, b))
+    product = b.mul(x, b.const(np.ones(multiples or (1,) * x.rank), x.dtype))
     return product if x.dtype is DType.INT32 else b.rescale(product, x.dtype, 1.0)
 
 

@@ -46,6 +46,7 @@ class ProgramEstimates:
     placement: str = field(default="", compare=False)
 
 
+#: The estimates that are columns of a sweep.
 _COLUMNS = tuple(column.name for column in fields(ProgramEstimates) if column.name != "placement")
 
 

@@ -15,7 +15,7 @@ from arm_recipes._internal.errors import ExportError
 from arm_recipes._internal.messages import progress_bar, suppress_warnings, warn
 from arm_recipes._internal.parallel import starmap_unordered
 from arm_recipes._internal.tracebacks import shorten_tracebacks
-from arm_recipes._internal.unknown_arguments import reject_renamed_arguments
+from arm_recipes._internal.unknown_arguments import reject_unknown_arguments
 from arm_recipes.comparison.accuracy import Evaluator, check_metric
 from arm_recipes.comparison.samples import check_batches_unchanged
 from arm_recipes.explore.sweep.compile_worker import cache_key, compile_delegates
@@ -38,7 +38,9 @@ from arm_recipes.types import Metric, Model, Samples
 _ProgramKey = tuple[str, tuple[str, ...]]
 
 
-@reject_renamed_arguments(calibration="calibration_samples", folder="cache_dir", tuning="search_alternatives")
+@reject_unknown_arguments(
+    {"calibration": "calibration_samples", "folder": "cache_dir", "tuning": "search_alternatives"}
+)
 @shorten_tracebacks
 def sweep(
     model: Model,

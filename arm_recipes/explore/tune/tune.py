@@ -22,7 +22,7 @@ from typing import Any
 from arm_backend_core.errors import ArmBackendError
 from arm_recipes._internal.messages import progress_bar, suppress_warnings
 from arm_recipes._internal.tracebacks import shorten_tracebacks
-from arm_recipes._internal.unknown_arguments import reject_renamed_arguments
+from arm_recipes._internal.unknown_arguments import reject_unknown_arguments
 from arm_recipes.api import export
 from arm_recipes.comparison.accuracy import check_metric
 from arm_recipes.explore.sweep.result_store import ResultStore
@@ -42,12 +42,14 @@ from arm_recipes.samples.export_arguments import check_argument_order
 from arm_recipes.types import Budget, Metric, Model, Samples
 
 
-@reject_renamed_arguments(
-    folder="cache_dir",
-    held_out="test_samples",
-    metric_at_least="min_metric",
-    metric_within="max_drop",
-    precisions="candidate_precisions",
+@reject_unknown_arguments(
+    {
+        "folder": "cache_dir",
+        "held_out": "test_samples",
+        "metric_at_least": "min_metric",
+        "metric_within": "max_drop",
+        "precisions": "candidate_precisions",
+    }
 )
 @shorten_tracebacks
 def tune(
