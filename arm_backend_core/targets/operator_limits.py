@@ -169,6 +169,12 @@ def _matmul_violation(op: Operation) -> str | None:
     )
 
 
+def _gather_violation(op: Operation) -> str | None:
+    """The number of indices of an image is less than 65536. This is Vela's bug ``long_gather``."""
+    count = op.inputs[1].shape[1]
+    return f"{count} indices ({MAX_EXTENT - 1} at most)" if count >= MAX_EXTENT else None
+
+
 def _reduce_sum_violation(op: Operation) -> str | None:
     shape, axis = op.inputs[0].shape, op.attrs["axis"]
     sizes = (math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
@@ -272,5 +278,6 @@ U85_LIMITS: dict[str, Limit] = {
     "AVG_POOL2D": _avg_pool_u85_violation,
     "CONV2D": _batched_stride_violation,
     "CONV3D": _computed_weights_violation,
+    "GATHER": _gather_violation,
     "TRANSPOSE_CONV2D": _transpose_conv2d_u85_violation,
 }

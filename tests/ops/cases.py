@@ -641,6 +641,12 @@ MOVEMENT = [
     Case("pixel_shuffle", nn.PixelShuffle(2), image(8, 3, 4)),
     Case("embedding", nn.Embedding(10, 6), [Input((2, 5), 0, 10, torch.int64)]),
     Case("embedding_int32", nn.Embedding(10, 6), [Input((5,), 0, 10, torch.int32)]),
+    Case(
+        "embedding_of_many_indices",
+        nn.Embedding(3, 2),
+        [Input((1 << 16,), 0, 3, torch.int64)],
+        refused={"u85": "65536 indices .65535 at most."},
+    ),
     Case("embedding_large", nn.Embedding(3000, 6), [Input((5,), 0, 3000, torch.int64)], refused=_GATHER),
     Case("upsample_nearest", nn.Upsample(scale_factor=2), image()),
     Case("upsample_nearest_3", nn.Upsample(scale_factor=3), image()),

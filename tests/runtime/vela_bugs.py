@@ -861,6 +861,10 @@ def _unclipped_sum(b: Builder, x: Value) -> Value:
     return b.add(b.rescale(b.reshape(clipped, (x.size,)), DType.INT32, 2.0), b.reshape(wide, (x.size,)))
 
 
+def _long_gather(b: Builder, x: Value) -> Value:
+    return b.gather(x, b.const(np.arange(1 << 16)[None] % x.shape[1], DType.INT32))
+
+
 def _resized(b: Builder, x: Value) -> Value:
     wide = b.resize(x, (1, 1, 1, 1), (0, 0), (0, 0), "BILINEAR")
     return b.reshape(b.rescale(wide, DType.INT16, 0.5), (1, 10, 1, 1))
@@ -1335,6 +1339,7 @@ NOT_EMITTED = (
         _U85,
     ),
     Reproducer("unsigned_beside_view", _unsigned_beside_view, (_IMAGE,), _ALL),
+    Reproducer("long_gather", _long_gather, (((1, 5, 2), DType.INT8),), _U85, _U85),
     Reproducer("identity_resize", _resized, (((1, 1, 1, 10), DType.INT16),), _U85, _U85),
     Reproducer("batched_pool_stride", _averaged, (((2, 8, 8, 6), DType.INT8),), _U85, _U85),
     Reproducer(
