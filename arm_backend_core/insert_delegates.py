@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -46,12 +46,26 @@ class Partition:
 
     @staticmethod
     def from_nodes(
-        name: str, nodes: list[Node], constants: Container[Node], position: Callable[[Node], int]
+        name: str,
+        nodes: list[Node],
+        constants: Container[Node],
+        position: Callable[[Node], int],
+        indirect_inputs: Iterable[Node] = (),
     ) -> Partition:
-        """Build the partition of ``nodes``; ``position`` returns a node's index in the program."""
+        """Build the partition of ``nodes``.
+
+        Args:
+            name: name of the delegate.
+            nodes: the nodes, in program order.
+            constants: all placeholders of constants of the program.
+            position: returns a node's index in the program.
+            indirect_inputs: nodes outside of the partition that its TOSA graph reads, but none of ``nodes`` does.
+        """
         members = set(nodes)
         operands = dict.fromkeys(x for node in nodes for x in node.all_input_nodes if x not in members)
-        sources = sorted(operands, key=lambda x: (position(boundary_source(x)), position(x)))
+        sources = sorted(
+            {**operands, **dict.fromkeys(indirect_inputs)}, key=lambda x: (position(boundary_source(x)), position(x))
+        )
         outputs = [node for node in nodes if any(user not in members for user in node.users)]
         inputs = [source for source in sources if source not in constants]
         return Partition(name, nodes, inputs, [source for source in sources if source in constants], outputs)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import cast
 
 from torch.export import ExportedProgram
@@ -79,10 +79,46 @@ class Selection:
             if node in self.partition_ids:
                 groups.setdefault(self.partition_ids[node], []).append(node)
         constants, sort_key = constants_of(self.program), position.__getitem__
+        partitions: list[Partition] = []
+        readable = {value: node for node, value in self.lowering.graph_inputs().items()}
+        indirect_reads: set[Node] = set()
+        for i, partition_id in enumerate(sorted(groups)):
+            partition = Partition.from_nodes(f"{name}_{i}", groups[partition_id], constants, sort_key)
+            indirect = self._find_indirect_inputs(partition, readable)
+            if indirect:
+                partition = Partition.from_nodes(partition.name, partition.nodes, constants, sort_key, indirect)
+            partitions.append(partition)
+            indirect_reads |= indirect
+            materializable = (node for node in partition.nodes if not self.lowering.is_internal(node))
+            readable |= {_lowered_value(self.lowering, node): node for node in materializable}
         return [
-            Partition.from_nodes(f"{name}_{i}", groups[partition_id], constants, sort_key)
-            for i, partition_id in enumerate(sorted(groups))
+            replace(part, outputs=[node for node in part.nodes if node in {*part.outputs, *indirect_reads}])
+            for part in partitions
         ]
+
+    def _find_indirect_inputs(self, partition: Partition, readable: Mapping[Value, Node]) -> set[Node]:
+        """Find nodes outside of ``partition`` that its TOSA graph reads, but none of its nodes does.
+
+        A lowering rule may read values that its operands are computed from. A division, for example, reads the int8
+        tensor of which its divisor is a function, and another delegate may compute this tensor.
+
+        Args:
+            partition: the partition, without indirect inputs.
+            readable: {value: its node}: the graph inputs, and the values that earlier partitions can return.
+        """
+        visited = {self.lowering.boundary_value(node)[0] for node in partition.inputs}
+        indirect: set[Node] = set()
+        pending = [_lowered_value(self.lowering, node) for node in partition.outputs]
+        while pending:
+            value = pending.pop()
+            if value in visited or value.data is not None:
+                continue
+            visited.add(value)
+            if value in readable:
+                indirect.add(readable[value])
+            elif value.producer is not None:
+                pending += value.producer.inputs
+        return indirect
 
     def graphs(self, partitions: Iterable[Partition]) -> Iterable[Graph]:
         """Extract the TOSA graph of each partition; inputs and outputs have the partition's order."""

@@ -169,6 +169,10 @@ class Lowering:
             return result.value, identity(result.rank)
         return self._graph_inputs[node][0], boundary_order(node)
 
+    def graph_inputs(self) -> dict[Node, Value]:
+        """The nodes outside of the graph that it reads, with their graph inputs."""
+        return {node: value for node, (value, _) in self._graph_inputs.items()}
+
     def is_internal(self, node: Node) -> bool:
         """Whether ``node``'s result cannot leave a delegate.
 

@@ -717,4 +717,43 @@ REGRESSIONS = [
         (_x(3, 3, 1, 8), _x(4)),
         ("ETHOSU_U85_INT8", "ETHOSU_U85_A16W8"),
     ),
+    Regression(
+        "qr_of_one_row_with_infinity",
+        lambda x: torch.linalg.qr(torch.cat([torch.where(x > 0, math.inf, x[:1]), x], -1))[1],
+        (_x(3, 1, 1),),
+        _FP,
+    ),
+    Regression("geqrf_of_one_row", aten.geqrf.default, (_x(2, 1, 3),)),
+    Regression(
+        "multi_margin_loss_of_one_sample",
+        lambda x, i: aten.multi_margin_loss(x, i, 2, 0.5, x, 0),
+        (_x(13), Input((1,), 0, 13, torch.int64)),
+        _FP,
+    ),
+    # The CPU computes a product of atan2's decomposition. A division after it reads an int8 tensor of the delegate
+    # before it.
+    Regression(
+        "atan2_in_two_delegates",
+        lambda x: torch.atan2(torch.zeros(1, 1, 2), x),
+        (_x(low=1e-6, high=2e-6),),
+        ("TOSA_INT8", "ETHOSU_U55_INT8"),
+    ),
+    Regression(
+        "conv_transpose1d_of_padding_beyond_the_kernel",
+        lambda x: aten.conv_transpose1d(x, torch.ones(3, 1, 1), None, [1], [2], [0], 3, [2]),
+        (_x(2, 3, 12),),
+        ("TOSA_INT8", "CORTEX_M_INT8"),
+    ),
+    Regression(
+        "avg_pool_of_windows_beyond_the_image",
+        lambda x: aten.avg_pool2d(x, [4, 3], [], [0, 1], True, False),
+        (_x(1, 1, 2),),
+        ("TOSA_INT8", "CORTEX_M_INT8"),
+    ),
+    Regression(
+        "max_pool_of_windows_beyond_the_image",
+        lambda x: F.max_pool2d(x, [4, 3], padding=[0, 1], ceil_mode=True),
+        (_x(1, 3, 2),),
+        ("TOSA_INT8", "CORTEX_M_INT8"),
+    ),
 ]

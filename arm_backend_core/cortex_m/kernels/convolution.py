@@ -47,6 +47,8 @@ def _output_size(size: int, window: int, stride: int, padding: int, dilation: in
 def _convolved_size(
     size: Sequence[int], window: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> list[int]:
+    if min(padding) < 0:
+        raise ValueError(f"the padding {list(padding)} is negative")
     return [_output_size(*axis) for axis in zip(size, window, stride, padding, dilation, strict=True)]
 
 

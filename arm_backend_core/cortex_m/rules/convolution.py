@@ -76,11 +76,11 @@ def _pad_image(
 ) -> tuple[Node, list[int]]:
     """Return the image, and the (vertical, horizontal) padding that the kernel applies to it.
 
-    An additional operator pads the image if the padding differs between opposite sides. It also does so if the padding
-    exceeds the kernel size, because some of CMSIS-NN's loops do not support that.
+    Additional operators pad or crop the image if the padding differs between opposite sides or is negative. They also
+    do so if the padding exceeds the kernel size, because some of CMSIS-NN's loops do not support that.
     """
     top, bottom, left, right = conv.pad
-    if top == bottom <= kernel[0] and left == right <= kernel[1]:
+    if 0 <= top == bottom <= kernel[0] and 0 <= left == right <= kernel[1]:
         return image, [top, left]
     return cx.emit.pad(image, [0, top, left, 0], [0, bottom, right, 0], x.zero_point), [0, 0]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,8 +116,20 @@ def average_pool(cx: KernelContext) -> QuantizedValue:
     if divisor is not None:
         node = _sum_windows(cx, x, image, window, 1 / divisor)
     else:
+        window = _clip_large_windows(window, spatial_pair(x.shape, spatial))
         node = _average_excluding_padding(cx, x, image, window, is_partial)
     return cx.clamp(from_nhwc_image_in_layout(cx, node, layout))
+
+
+def _clip_large_windows(window: _Windows, size: Sequence[int]) -> _Windows:
+    """Clip windows to an image of ``size`` where they are larger than the padded image, which the kernel refuses.
+
+    With ceil_mode, there is one such window. It contains all elements along its axis.
+    """
+    is_large = [k > n + 2 * p for k, n, p in zip(window.kernel, size, window.pad, strict=True)]
+    kernel = [n if large else k for large, n, k in zip(is_large, size, window.kernel, strict=True)]
+    pad = [0 if large else p for large, p in zip(is_large, window.pad, strict=True)]
+    return _Windows(kernel, window.stride, pad)
 
 
 def _has_partial_windows(cx: KernelContext, x: QuantizedValue, window: _Windows) -> bool:

@@ -294,9 +294,13 @@ def multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[T
 def multi_margin_loss(
     x: Tensor, target: Tensor, p: float = 1, margin: float = 1, weight: Tensor | None = None, reduction: int = 1
 ) -> Tensor:
-    """Sum over the other classes of max(0, margin - x[target] + x[other])**p, divided by the number of classes."""
+    """Sum over the other classes of max(0, margin - x[target] + x[other])**p, divided by the number of classes.
+
+    Without reduction, a 1-D input gives one loss of shape (1,). ``torch.export`` records this shape, also for a
+    target without dimensions, for which the eager operator returns a loss without dimensions.
+    """
     target_classes = target.reshape(*x.shape[:-1], 1)
     others = torch.arange(x.shape[-1], device=x.device) != target_classes
     margins = torch.where(others, F.relu(margin - x.gather(-1, target_classes) + x), 0.0) ** p
     loss = (margins if weight is None else margins * weight[target_classes]).sum(-1) / x.shape[-1]
-    return loss if reduction == 0 else loss.mean() if reduction == 1 else loss.sum()
+    return loss.reshape(-1) if reduction == 0 else loss.mean() if reduction == 1 else loss.sum()

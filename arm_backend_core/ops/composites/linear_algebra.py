@@ -231,11 +231,14 @@ def cholesky_without_info(a: Tensor, upper: bool = False) -> Tensor:
 def _householder_qr(a: Tensor, quantized: bool) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """QR factorization: return R, the Householder reflectors [.., rows, 1] and their factors tau [.., 1, 1].
 
-    Scale and sign of the reflectors are those of LAPACK. A column that is 0 below the diagonal has tau = 0.
+    Scale and sign of the reflectors are those of LAPACK. A column that is 0 below the diagonal has tau = 0. The last
+    row has no elements below the diagonal, so it has no reflector.
     """
-    scale, rows = torch.ones(()) if quantized else max_magnitude(a), torch.arange(a.shape[-2])[:, None]
+    rows = torch.arange(a.shape[-2])[:, None]
+    steps = _elimination_steps(a.shape[-2], a.shape[-1], "QR factorization")[: a.shape[-2] - 1]
+    scale = torch.ones(()) if quantized or not steps else max_magnitude(a)
     r, reflectors, taus = a / scale, list[Tensor](), list[Tensor]()
-    for k in _elimination_steps(a.shape[-2], a.shape[-1], "QR factorization"):
+    for k in steps:
         head, tail = r[..., k : k + 1, k : k + 1], torch.where(rows > k, r[..., k : k + 1], 0.0)
         tail_square_sum = tail.square().sum(-2, keepdim=True)
         norm = torch.sqrt(head.square() + tail_square_sum)
@@ -269,8 +272,11 @@ def qr(a: Tensor, mode: str = "reduced", *, quantized: bool) -> tuple[Tensor, Te
 def geqrf(a: Tensor, *, quantized: bool) -> tuple[Tensor, Tensor]:
     """QR factorization in LAPACK's form: R with the reflectors below its diagonal, and their factors tau."""
     r, reflectors, taus = _householder_qr(a, quantized)
-    below = torch.cat(reflectors, -1).tril(-1)
-    return r + F.pad(below, (0, a.shape[-1] - below.shape[-1])), torch.cat(taus, -1)[..., 0, :]
+    rows, columns = a.shape[-2:]
+    if not reflectors:
+        return r, torch.zeros(*a.shape[:-2], min(rows, columns), dtype=a.dtype)
+    below = F.pad(torch.cat(reflectors, -1).tril(-1), (0, columns - len(reflectors)))
+    return r + below, F.pad(torch.cat(taus, -1)[..., 0, :], (0, min(rows, columns) - len(taus)))
 
 
 @decomposition(aten.ormqr.default)

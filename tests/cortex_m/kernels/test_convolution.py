@@ -193,3 +193,10 @@ def test_a_transposed_convolution_has_no_dilation(kernels: KernelLibrary) -> Non
     result = np.zeros_like(find_kernel("quantized_transpose_conv2d_nhwc").compute(*valid.values()))
     with pytest.raises(KernelError, match="dilation must be from 1 to 1, and is 2"):
         kernels.call("quantized_transpose_conv2d_nhwc", *{**valid, "dilation": [1, 2]}.values(), result)
+
+
+def test_negative_padding_raises() -> None:
+    with pytest.raises(ValueError, match="negative"):
+        find_kernel("quantized_conv2d_nhwc").result_shape(
+            (1, 4, 4, 1), (1, 1, 1, 1), None, [1, 1], [0, -1], [1, 1], 0, 0, (1,), (1,), -128, 127
+        )
