@@ -25,6 +25,7 @@ from arm_backend_core.backends.payload import Payload
 from arm_backend_core.bisect_failure import bisect_failure
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import CompileError, Fault, FullDelegationError, compiler_fault
+from arm_backend_core.format_count import format_count
 from arm_backend_core.graph_edits import eliminate_dead_code
 from arm_backend_core.insert_delegates import CompiledPartition, Executor, Partition, insert_delegates
 from arm_backend_core.lowering.fx_to_tosa import Lowering
@@ -151,7 +152,8 @@ def _report_refused_operators(
         return
     lines = [f"  {r.operator} ({r.node}{', ' + r.source if r.source else ''}): {r.reason}" for r in refused]
     raise FullDelegationError(
-        f"require_full_delegation: {len(refused)} operator(s) cannot run on {spec.target.name}:\n" + "\n".join(lines)
+        f"require_full_delegation: {format_count(len(refused), 'operator')} cannot run on {spec.target.name}:\n"
+        + "\n".join(lines)
     )
 
 

@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
+from arm_backend_core.format_count import format_count
 from arm_backend_core.nodes import is_only_user_of_operand
 from arm_backend_core.ops import fixed_point, intervals
 from arm_backend_core.ops.casting import to_bool
@@ -113,9 +114,8 @@ def _parse_variance_arguments(
     correction = float(unbiased) if correction is None else correction
     count = prod(x.shape[axis] for axis in axes)
     if count <= correction:
-        raise Unsupported(
-            f"the variance of {count} element(s) with a correction of {correction:g} divides by zero or less"
-        )
+        elements = format_count(count, "element")
+        raise Unsupported(f"the variance of {elements} with a correction of {correction:g} divides by zero or less")
     return axes, correction
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from arm_backend_core.format_count import format_count
 from arm_backend_core.quantization.diagnostics.error_metrics import ErrorMetrics
 from arm_recipes._internal.rendering import Renderable, Section, to_jsonable
 from arm_recipes.comparison.accuracy import Accuracy
@@ -170,7 +171,7 @@ class Comparison(Renderable):
         """Yield headings with their rows, for text and HTML."""
         rows: list[tuple[str, ...]] = [("", "SQNR", "cosine", "max error")]
         rows += [(output.name, *_gap_cells(output.gap)) for output in self.outputs if output.gap is not None]
-        duration = f"{self.samples} sample{'s' * (self.samples != 1)} in {self.seconds:.1f} s"
+        duration = f"{format_count(self.samples, 'sample')} in {self.seconds:.1f} s"
         yield f"{self.program} against {self.reference}: '{self.method}', {duration}", rows
         if self.accuracy is not None:
             yield "Accuracy", self.accuracy.rows(self.reference)

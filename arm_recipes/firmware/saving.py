@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from arm_backend_core.format_count import format_count
 from arm_backend_core.workers import vela
 from arm_recipes._internal.rendering import Renderable, Section, format_bytes
 from arm_recipes.firmware.board_files import FirmwareBoard, find_firmware_board
@@ -43,8 +44,7 @@ if TYPE_CHECKING:
     from arm_recipes.pipeline.artifact import Artifact
     from arm_recipes.types import Samples
 
-    #: Function that converts a sample to input tensors of the program. Its arguments are the name of the method, its
-    #: inputs and outputs, the sample, and the name of the sample in messages.
+    #: Converts a sample to input tensors. Arguments: method, its inputs and outputs, sample, its name in messages.
     SampleConverter = Callable[[str, MethodIO, Any, str], Sequence[Any]]
 
 #: Files of ``runtime/`` that are copied to ``backend/``.
@@ -93,7 +93,7 @@ class Firmware(Renderable):
                 *([("board", self.board)] if self.board else []),
                 *([("Vela version", versions.vela)] if versions.has_npu else []),
                 ("ExecuTorch version", versions.executorch),
-                ("self-test", f"{self.cases} case{'s' * (self.cases != 1)}"),
+                ("self-test", format_count(self.cases, "case")),
             ],
         )
         pools = self.pools

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from arm_backend_core.format_count import format_count
 from arm_recipes.pipeline.unlowered_programs import MAX_KEPT_SAMPLES
 from arm_recipes.pipeline.verify_kernels import VerificationError, describe_differing_elements, verify_kernels
 from arm_recipes.runtime import host_backends
@@ -62,8 +63,8 @@ def verify_program(result: Artifact, examples: Mapping[str, Sequence[Inputs]]) -
                     method_suffix = f" of '{method.name}'" if len(result.report.methods) > 1 else ""
                     measured[delegate.name + method_suffix] = _check_memory_accesses(method, delegate, execution)
                     runs += 1
-    note = f"verified in {time.perf_counter() - start:.1f} s: {runs} executions of {len(delegates)} delegate(s) are "
-    note += "bit-equal with the TOSA reference model"
+    counts = f"{format_count(runs, 'execution')} of {format_count(len(delegates), 'delegate')}"
+    note = f"verified in {time.perf_counter() - start:.1f} s: {counts}, bit-equal with the TOSA reference model"
     notes = verify_kernels(result, examples, MAX_KEPT_SAMPLES)
     if delegates:
         notes.append(note)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from arm_backend_core.format_count import format_count
 from arm_recipes._internal.errors import ExportError
 from arm_recipes.report.kernels import BIT_EXACT_OPERATORS, is_kernel_call
 
@@ -65,9 +66,8 @@ def verify_kernels(result: Artifact, examples: Mapping[str, Sequence[Inputs]], m
             runs += 1
         calls += count
     if runs:
-        notes.append(
-            f"verified: {runs} executions of {calls} int8 kernels are bit-equal with their NumPy implementations"
-        )
+        counts = f"{format_count(runs, 'execution')} of {format_count(calls, 'int8 kernel')}"
+        notes.append(f"verified: {counts}, bit-equal with their NumPy implementations")
     return notes
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from arm_backend_core.format_count import format_count
 from arm_recipes._internal.rendering import format_bytes
 from arm_recipes.report.record import FLOAT_MODEL
 
@@ -62,7 +63,7 @@ def _answer_fast(report: ExportRecord, context: ExportContext) -> Answer:
     if any(cost.kind == "layer" for cost in method.cpu_layers):
         details.append(f"and {method.cpu_cycles:,} cycles of the CPU (estimate), not included in the time")
     elif on_cpu:
-        details.append(f"without the time of {on_cpu} operator{'s' * (on_cpu != 1)} on the CPU")
+        details.append(f"without the time of {format_count(on_cpu, 'operator')} on the CPU")
     return Answer("Fast?", f"{_milliseconds(method):.3f} ms", tuple(details))
 
 
@@ -112,7 +113,7 @@ def _answer_fits(report: ExportRecord, context: ExportContext) -> Answer:
 
 def _answer_accurate(comparison: ComparisonRecord, names_method: bool) -> Answer:
     sqnr, accuracy = f"SQNR {_format_sqnr(comparison.sqnr)}", comparison.accuracy
-    origin = f"{comparison.samples} sample{'s' * (comparison.samples != 1)}, against {comparison.reference}"
+    origin = f"{format_count(comparison.samples, 'sample')}, against {comparison.reference}"
     question = f"Accurate? '{comparison.method}'" if names_method else "Accurate?"
     if accuracy is None:
         return Answer(question, sqnr, (origin, "labels= or metric= of compare() add the accuracy of the task."))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from arm_backend_core.format_count import format_count
 from arm_recipes._internal.rendering import Renderable, Section, format_bytes, to_jsonable
 from arm_recipes.report.costs import constants_row, layer_sections, memory_sections
 from arm_recipes.report.kernels import KernelCall, kernel_sections
@@ -267,7 +268,7 @@ def _quantization_rows(quantization: Quantization) -> list[tuple[str, ...]]:
     for kind, number in quantization.weights.items():
         rows.append(("biases" if kind.startswith("int32") else "weights", f"{number} x {kind}"))
     if quantization.samples is not None:
-        rows.append(("calibration", f"{quantization.samples} sample{'s' * (quantization.samples != 1)}"))
+        rows.append(("calibration", format_count(quantization.samples, "sample")))
     rows += [(name, f"SQNR {sqnr:.1f} dB") for name, sqnr in quantization.sqnr.items()]
     return rows or [("nothing is quantized",)]
 

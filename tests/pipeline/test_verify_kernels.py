@@ -52,7 +52,7 @@ def test_the_note_counts_executions_and_kernels(quantized_io: bool) -> None:
     recipe = ExportRecipe.get_recipe(CORTEX_M, quantized_io=quantized_io)
     result = export(Small().eval(), recipe, samples("small", 6), verify=True)
     kernels = len(result.report.methods[0].kernels)
-    assert f"verified: 4 executions of {kernels} int8 kernels are bit-equal" in result.report.notes[-1]
+    assert f"verified: 4 executions of {kernels} int8 kernels, bit-equal" in result.report.notes[-1]
 
 
 def test_a_difference_from_the_kernels_records_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ from executorch.export import ExportRecipe
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from arm_recipes import ArmRecipeType, ExportError, Inputs, ModelError, export
+from arm_recipes import ArmRecipeType, Inputs, ModelError, export
 from arm_recipes.samples.mismatch import check_arguments, describe_input_mismatch, input_names
 
 X = torch.rand(1, 3, 16, 16)
@@ -99,11 +100,10 @@ def test_errors_about_a_sample_name_input_expectation_and_remedy(
     model: nn.Module, sample: Any, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ARM_BACKEND_CORE_STRICT", raising=False)
-    with pytest.raises(ExportError) as caught:
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
         export(model.eval(), _recipe(), [(sample,)])
     text = str(caught.value)
     assert text.startswith("samples[0] of method 'forward', input 0")
-    assert message in text
     assert "\n" not in text
     lines = "".join(traceback.format_exception(caught.value)).splitlines()
     assert len(lines) < 20
@@ -112,7 +112,7 @@ def test_errors_about_a_sample_name_input_expectation_and_remedy(
 
 def test_all_mismatched_inputs_are_named() -> None:
     sample = {"image": torch.rand(1, 3, 8).double(), "scale": torch.rand(1, 4, 8).double()}
-    with pytest.raises(ExportError, match=r"input 0 \('image'\) .*; pass image.float\(\), scale.float\(\)$"):
+    with pytest.raises(ValueError, match=r"input 0 \('image'\) .*; pass image.float\(\), scale.float\(\)$"):
         export(Scaled().eval(), _recipe(), [sample])
 
 
@@ -163,9 +163,9 @@ def test_the_trace_of_a_matrix_product_accepts_what_pytorch_refuses(
     is_attention = isinstance(build(), nn.MultiheadAttention)
     sample, odd = ((x, x, x), (x.to(dtype),) * 3) if is_attention else ((x,), (x.to(dtype),))
     recipe = ExportRecipe.get_recipe(kind)
-    with pytest.raises(ExportError, match=rf"is float32\[3, 1, 8\], the model takes {name}.*pass the model converted"):
+    with pytest.raises(ValueError, match=rf"is float32\[3, 1, 8\], the model takes {name}.*pass the model converted"):
         export(build().eval().to(dtype), recipe, [sample])
-    with pytest.raises(ExportError, match=rf"is {name}\[3, 1, 8\], the model takes float32\[3, 1, 8\]; pass \w+.float"):
+    with pytest.raises(ValueError, match=rf"is {name}\[3, 1, 8\], the model takes float32\[3, 1, 8\]; pass \w+.float"):
         export(build().eval(), recipe, [odd])
 
 

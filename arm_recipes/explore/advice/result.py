@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from arm_backend_core.format_count import format_count
 from arm_recipes._internal.rendering import Renderable, Section, format_bytes
 
 #: Largest relative difference of costs that is ignored.
@@ -102,7 +103,7 @@ class AdviceList(Renderable):
         yield f"{len(rows)} of {self.tried} changes lower the cost", [head, *rows] if rows else [("none",)]
         rows = [_advice_cells(item) for item in self.items if item.is_trade_off]
         if rows:
-            yield f"{len(rows)} trade-off{'s' * (len(rows) > 1)}: lower one cost and raise another", [head, *rows]
+            yield f"{format_count(len(rows), 'trade-off')}: lower one cost and raise another", [head, *rows]
         if self.notes:
             yield "Notes", [(note,) for note in self.notes]
 

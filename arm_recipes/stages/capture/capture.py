@@ -88,7 +88,8 @@ class Capture:
         """Capture ``model``.
 
         Raises:
-            ExportError: the model raised an exception during tracing. If an input does not fit, the message names it.
+            ValueError: an input does not fit the model, so the model raised an exception. The message names the input.
+            ExportError: the model raised another exception during tracing.
         """
         if method in self._early_programs:
             return self._early_programs.pop(method)
@@ -134,7 +135,7 @@ class Capture:
                     return program
             mismatch = describe_input_mismatch(model, example, f"samples[0] of method '{method}'", error)
             if mismatch is not None:
-                raise ExportError(mismatch) from None
+                raise ValueError(mismatch) from None
             message = describe_error(f"tracing method '{method}'", error, [model])
             raise ExportError(message) from keep_user_frames(error)
         self.warn_about_training_behavior(method, program)
