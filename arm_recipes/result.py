@@ -263,7 +263,8 @@ class ExportResult(Artifact):
         """
         from arm_recipes.explore.advice.advise import advise
 
-        return advise(self.recipe, self.report.delegates, self.exported_programs)
+        tensors = [tensor for method in self.report.methods for tensor in (*method.inputs, *method.outputs)]
+        return advise(self.recipe, self.report.delegates, self.exported_programs, tensors)
 
     def __repr__(self) -> str:
         return f"<ExportResult {self.report.recipe}: {self.report.program_bytes:,} bytes>"

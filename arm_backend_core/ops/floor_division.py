@@ -12,6 +12,7 @@ import torch
 from arm_backend_core.dtype import DType
 from arm_backend_core.ops import intervals
 from arm_backend_core.ops.binary_arithmetic import div
+from arm_backend_core.ops.common_scale import to_common_rank, to_common_scale
 from arm_backend_core.ops.fixed_point.rounding import FixedPointQuotient, divide_by_constant
 from arm_backend_core.ops.fixed_point_value import RESCALE_SAFE_LIMIT, FixedPoint
 from arm_backend_core.ops.float_expression import FloatExpr
@@ -196,6 +197,11 @@ def _integer_rule(record: Record, *, returns_remainder: bool = False) -> Rule:
             return divide_by_constant(cx, x, constant, method, return_remainder=returns_remainder)
         dividend, divisor = cx.to_fixed_point(x), cx.to_fixed_point(y).to_int32().with_scale(1.0)
         ratio = min(dividend.scale / cx.to_fixed_point(y).scale, (RESCALE_SAFE_LIMIT - 1) / dividend.peak)
+        if returns_remainder and dividend.peak * ratio < 1:
+            result = (
+                dividend.requantize(cx.q) if record is fmod else _remainder_of_small(cx, dividend, cx.to_fixed_point(y))
+            )
+            return cx.b.expand(result, cx.shape)
         bits = min(int(math.log2((RESCALE_SAFE_LIMIT - 1) / max(dividend.peak * ratio, divisor.peak))), 22)
         left = dividend.rescale(DType.INT32, ratio * 2.0**bits).with_scale(1.0)
         is_zero = (abs(divisor).maximum(1) - abs(divisor)).assume_range(0, 1)
@@ -210,6 +216,20 @@ def _integer_rule(record: Record, *, returns_remainder: bool = False) -> Rule:
         return (FixedPoint(cx.b, value, -left.peak - 1, left.peak) + saturation).requantize(cx.q)
 
     return rule
+
+
+def _remainder_of_small(cx: Context, x: FixedPoint, y: FixedPoint) -> Value:
+    """The remainder if |x| is smaller than a quantization step of y: x, or x + y if x and y differ in sign.
+
+    On the scale of y, x would have too few bits.
+    """
+    if x.low >= 0 and y.low >= 0:
+        return x.requantize(cx.q)
+    x, y = to_common_rank(x.to_int32(), y.to_int32())
+    is_opposite = _has_opposite_sign(replace(cx, result_q=None, compute_dtype=DType.INT32), x.value, y.value)
+    added = replace(y, value=cx.b.mul(y.value, is_opposite), low=min(y.low, 0), high=max(y.high, 0))
+    left, right = to_common_scale(x, added, cx.q)
+    return (left + right).requantize(cx.q)
 
 
 def _scalar_value(y: Operand | float) -> float | None:

@@ -102,9 +102,7 @@ def t(cx: Context, x: Operand) -> Value:
 @op(aten.expand.default, aten.expand_copy.default, aten.expand_as.default, **_SHARED)
 def expand(cx: Context, x: Operand, *_: Any, **__: Any) -> Value:
     """Repeat dimensions of size 1."""
-    shape = (1,) * (len(cx.shape) - x.rank) + x.shape
-    multiples = [target // size for target, size in zip(cx.shape, shape, strict=True)]
-    return cx.b.tile(cx.b.reshape(x.value, shape), multiples)
+    return cx.b.expand(x.value, cx.shape)
 
 
 @op(aten.repeat.default, **_SHARED)

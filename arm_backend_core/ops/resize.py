@@ -214,7 +214,7 @@ def bilinear(
     else:
         result = _bilinear_by_conv(cx, image, samplings)
     result = to_nchw(b, result)
-    return b.tile(result, [target // size for target, size in zip(cx.shape, result.shape, strict=True)])
+    return b.expand(result, cx.shape)
 
 
 def _is_cheaper_by_conv(cx: Context, image: Value, samplings: Sequence[_AxisSampling]) -> bool:

@@ -298,6 +298,11 @@ class Builder:
             return x
         return self.emit("TILE", (x,), x.dtype, multiples=list(multiples))
 
+    def expand(self, x: Value, shape: Sequence[int]) -> Value:
+        """Repeat dimensions of size 1, so that ``x`` gets ``shape``. Missing leading dimensions count as size 1."""
+        x = self.reshape(x, (1,) * (len(shape) - x.rank) + x.shape)
+        return self.tile(x, [target // size for target, size in zip(shape, x.shape, strict=True)])
+
     def transpose(self, x: Value, perms: Sequence[int]) -> Value:
         """Permute dimensions: dimension i of the result is dimension perms[i] of x.
 

@@ -79,6 +79,13 @@ def test_changes_that_the_recipe_contains_are_not_tried() -> None:
     assert not any("optimise" in item.change or "Sram_Only" in item.change for item in advice)
 
 
+@pytest.mark.parametrize("quantized", [False, True])
+def test_a_note_counts_the_bytes_of_float_inputs_and_outputs(quantized: bool) -> None:
+    notes = _export(U55, quantized_io=quantized).advice().notes
+    expected = "the float32 inputs and outputs take 12.1 KiB"
+    assert any(note.startswith("quantized_io=True") and expected in note for note in notes) is not quantized
+
+
 def test_per_tensor_scales_do_not_clip_weights() -> None:
     model = Odd().eval()
     program = export(model, ExportRecipe.get_recipe(U55), SAMPLES, progress=False).exported_programs["forward"]

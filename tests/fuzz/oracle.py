@@ -576,12 +576,14 @@ class _PerturbedInterpreter(quantized_reference.Float64Interpreter):
         return self._perturb_remainder(result, *args[:2]) if overload in _REMAINDERS else result
 
     def _perturb_remainder(self, result: Tensor, x: Any, y: Any) -> Tensor:
-        """Replace a remainder by 0 or the divisor if the rounding error of the quotient may reach one."""
+        """Replace a remainder by 0 or the divisor where a rounding error may change the integer quotient."""
         if self._direction is None or not result.numel():
             return result
-        whole = torch.as_tensor(y).abs() * result.sign()
+        divisor = torch.as_tensor(y).abs()
+        whole, quotient = divisor * result.sign(), torch.as_tensor(x) / divisor
         beyond = torch.as_tensor(x).abs().max() > whole.abs() * _MAX_EXACT_QUOTIENT
-        return torch.where(beyond, whole * (self._direction > 0), result)
+        at_jump = (quotient - quotient.round()).abs() <= 4 * self._precision * quotient.abs()
+        return torch.where(beyond | at_jump, whole * (self._direction > 0), result)
 
     def _call_in_float64(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Call an operator in float64, or in float32 if PyTorch has no float64 kernel."""

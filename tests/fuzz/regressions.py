@@ -756,4 +756,10 @@ REGRESSIONS = [
         (_x(1, 3, 2),),
         ("TOSA_INT8", "CORTEX_M_INT8"),
     ),
+    Regression(
+        "fmod_of_a_much_smaller_dividend",
+        lambda x, y: (torch.fmod(x, y), torch.fmod(x.abs(), y), torch.remainder(x.abs(), y), torch.remainder(x, y)),
+        (_x(1, 5, low=-2e-6, high=2e-6), _x(29, 1, low=99, high=101)),
+        ("TOSA_INT8", "ETHOSU_U55_INT8", "ETHOSU_U85_INT8"),
+    ),
 ]
