@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -27,10 +26,7 @@ class IOTensor:
     @property
     def nbytes(self) -> int:
         """Size of all elements in bytes."""
-        import torch
-
-        size: int = getattr(torch, self.info.dtype).itemsize
-        return math.prod(self.info.shape) * size
+        return self.info.nbytes
 
 
 def create_random_inputs(inputs: Sequence[IOTensor]) -> list[Tensor]:

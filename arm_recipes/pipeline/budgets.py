@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from arm_backend_core.compilation_log import DelegateRecord
     from arm_recipes.pipeline.artifact import Artifact
     from arm_recipes.report.ram import Ram
+    from arm_recipes.runtime.tensor_info import TensorInfo
 
 #: The first of two compilations for less SRAM reduces the NPU's memory by the excess divided by this number.
 _FIRST_REDUCTION = 8
@@ -102,10 +103,10 @@ class CheckBudgets:
             method, record = max(
                 estimated, key=lambda found: found[1].vela.sram_bytes if found[1].vela else 0, default=("", None)
             )
-            tensors = (tensor for m in result.report.methods for tensor in (*m.inputs, *m.outputs))
+            tensors = [tensor for m in result.report.methods for tensor in (*m.inputs, *m.outputs)]
             hints = [_RAM_GOAL] * (record is not None and not is_limited and self.optimise in ("auto", "performance"))
             hints += [_QUANTIZED_IO] * any(tensor.dtype.startswith("float") for tensor in tensors)
-            raise BudgetError(self._sram_message(method, record, ram.sram_bytes, hints, ram))
+            raise BudgetError(self._sram_message(method, record, ram.sram_bytes, hints, ram, tensors))
         self._check_flash(result.stored_bytes, result.report.delegates, "the program")
 
     def exceeds_sram(self, result: Artifact) -> bool:
@@ -123,7 +124,13 @@ class CheckBudgets:
         return f"the budget of {_format_byte_count(budget)}{board}"
 
     def _sram_message(
-        self, method: str, record: DelegateRecord | None, needed: int, hints: Sequence[str], ram: Ram | None = None
+        self,
+        method: str,
+        record: DelegateRecord | None,
+        needed: int,
+        hints: Sequence[str],
+        ram: Ram | None = None,
+        tensors: Sequence[TensorInfo] = (),
     ) -> str:
         """The message for a program that needs ``needed`` bytes.
 
@@ -133,6 +140,7 @@ class CheckBudgets:
             needed: bytes of SRAM.
             hints: remedies that help this program.
             ram: RAM of the emitted program; None if only the NPU's part is known.
+            tensors: inputs and outputs of the emitted program.
         """
         assert self.sram is not None
         subject = f"the NPU's part of '{method}'" if ram is None else "the program"
@@ -150,6 +158,10 @@ class CheckBudgets:
                 for tensor in sram_usage.peak[:_MAX_LISTED_TENSORS]
             ]
             sections.append(("Live tensors of the NPU at peak SRAM usage:", rows))
+        if tensors:
+            largest = sorted(tensors, key=lambda tensor: -tensor.nbytes)[:_MAX_LISTED_TENSORS]
+            rows = [(f"{tensor.nbytes:,} B", tensor.dtype, tensor.name) for tensor in largest]
+            sections.append(("Inputs and outputs of the program:", rows))
         remedies: list[tuple[str, ...]] = [
             (remedy,) for remedy in (*hints, *(_CPU_REMEDIES if record is None else _SRAM_REMEDIES))
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,13 @@ class TensorInfo:
     shape: tuple[int, ...]
     scale: float | None = None
     zero_point: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all elements in bytes."""
+        import torch
+
+        return math.prod(self.shape) * int(getattr(torch, self.dtype).itemsize)
 
     def quantize(self, real: torch.Tensor) -> torch.Tensor:
         """Quantize real numbers for the program: round half to even, then saturate.

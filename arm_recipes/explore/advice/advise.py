@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -95,7 +94,7 @@ def _evaluate_changes(
 
 def _describe_float_io(tensors: Sequence[TensorInfo]) -> Iterator[str]:
     """Describe the RAM of float32 inputs and outputs, which quantized ones would save. Vela's estimates exclude it."""
-    count = 4 * sum(math.prod(tensor.shape) for tensor in tensors if tensor.dtype == "float32")
+    count = sum(tensor.nbytes for tensor in tensors if tensor.dtype == "float32")
     if count:
         yield (
             f"quantized_io=True: the float32 inputs and outputs take {format_bytes(count)} of RAM; int8 tensors take a "
