@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -60,8 +60,13 @@ class Page:
         return f"<Page: {format_bytes(len(self.text))}>"
 
 
-def build_page(report: ExportRecord, context: ExportContext, comparisons: Sequence[ComparisonRecord]) -> Page:
-    """Build the page; see ``Report.page``."""
+def build_page(
+    report: ExportRecord,
+    context: ExportContext,
+    comparisons: Sequence[ComparisonRecord],
+    measured_npu_cycles: Mapping[str, float],
+) -> Page:
+    """Build the page; see ``Report.page`` and ``answer_questions``."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
@@ -81,11 +86,12 @@ def build_page(report: ExportRecord, context: ExportContext, comparisons: Sequen
         "memory": [_memory_dict(report, used) for used in report.memory],
         "accuracy": [{"layers": [_accuracy_dict(layer) for layer in comparison.layers]} for comparison in comparisons],
     }
+    answers = answer_questions(report, context, comparisons, measured_npu_cycles)
     text = Template(_read_resource("page.html")).substitute(
         title=html.escape(", ".join(filter(None, (context.model, report.recipe, context.date)))),
         heading=html.escape(context.model or report.recipe),
         subtitle=", ".join(f"<span>{html.escape(part)}</span>" for part in _subtitle(report, context)),
-        answers="".join(map(_render_answer, answer_questions(report, context, comparisons))),
+        answers="".join(map(_render_answer, answers)),
         css=_read_resource("page.css"),
         script=_read_resource("page.js"),
         plotly=get_plotlyjs(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -38,17 +38,27 @@ class Answer:
 
 
 def answer_questions(
-    report: ExportRecord, context: ExportContext, comparisons: Sequence[ComparisonRecord]
+    report: ExportRecord,
+    context: ExportContext,
+    comparisons: Sequence[ComparisonRecord],
+    measured_npu_cycles: Mapping[str, float],
 ) -> Iterator[Answer]:
-    """Yield the answers to "Fast?", "Fits?" and "Accurate?"."""
-    yield _answer_fast(report, context)
+    """Yield the answers to "Fast?", "Fits?" and "Accurate?".
+
+    Args:
+        report: the export.
+        context: model, board and limits of the export.
+        comparisons: comparisons with the model.
+        measured_npu_cycles: cycles of the NPU that a device counted, by method; empty without measurements.
+    """
+    yield _answer_fast(report, context, measured_npu_cycles)
     yield _answer_fits(report, context)
     yield from [_answer_accurate(comparison, len(comparisons) > 1) for comparison in comparisons] or [
         _answer_accurate_by_calibration(report)
     ]
 
 
-def _answer_fast(report: ExportRecord, context: ExportContext) -> Answer:
+def _answer_fast(report: ExportRecord, context: ExportContext, measured_npu_cycles: Mapping[str, float]) -> Answer:
     estimated = [method for method in report.methods if any(delegate.vela for delegate in method.delegates)]
     if not estimated:
         return _answer_fast_on_cpu(report, context)
@@ -56,7 +66,12 @@ def _answer_fast(report: ExportRecord, context: ExportContext) -> Answer:
     estimates = [delegate.vela for delegate in method.delegates if delegate.vela is not None]
     first = estimates[0]
     cycles = sum(vela.total_cycles for vela in estimates)
-    details = [f"{cycles:,} cycles at {first.core_clock / 1e6:.0f} MHz on {first.accelerator}, estimated by Vela"]
+    milliseconds, clock = _milliseconds(method), f"at {first.core_clock / 1e6:.0f} MHz on {first.accelerator}"
+    details = [f"{cycles:,} cycles {clock}, estimated by Vela"]
+    measured = measured_npu_cycles.get(method.name)
+    if measured is not None:
+        details = [f"{measured:,.0f} cycles of the NPU {clock}, measured", f"{cycles:,} cycles estimated by Vela"]
+        milliseconds = 1e3 * measured / first.core_clock
     if len(estimated) > 1:
         details.append(f"method '{method.name}', the slowest of {len(estimated)}")
     on_cpu = sum(operator.count for operator in method.cpu_operators)
@@ -64,7 +79,7 @@ def _answer_fast(report: ExportRecord, context: ExportContext) -> Answer:
         details.append(f"and {method.cpu_cycles:,} cycles of the CPU (estimate), not included in the time")
     elif on_cpu:
         details.append(f"without the time of {format_count(on_cpu, 'operator')} on the CPU")
-    return Answer("Fast?", f"{_milliseconds(method):.3f} ms", tuple(details))
+    return Answer("Fast?", f"{milliseconds:.3f} ms", tuple(details))
 
 
 def _answer_fast_on_cpu(report: ExportRecord, context: ExportContext) -> Answer:

@@ -78,7 +78,9 @@ class Report(ExportRecord):
         Raises:
             ImportError: Plotly is not installed.
         """
-        return build_page(self, self.context, comparisons)
+        measured = compare_measurements(self.measurements, super().to_dict()).methods if self.measurements else ()
+        npu_cycles = {method.method: method.npu_cycles for method in measured if method.npu_cycles is not None}
+        return build_page(self, self.context, comparisons, npu_cycles)
 
     def save_html(self, path: str | Path, *comparisons: ComparisonRecord) -> Path:
         """Write the HTML page (see ``page``) to a file.

@@ -124,7 +124,7 @@ def test_the_report_states_the_cycles_that_a_budget_costs(
     assert cycles <= _figures(small)[0]
     assert f"; compiled for less RAM: {cycles:,} cycles instead of {fast_cycles:,}, SRAM of the NPU" in str(report)
     assert report.ram.sram_bytes <= budget
-    fits = next(answer for answer in answer_questions(report, report.context, ()) if answer.question == "Fits?")
+    fits = next(answer for answer in answer_questions(report, report.context, (), {}) if answer.question == "Fits?")
     assert fits.details[-1] == report.ram.ram_reduction == report.to_dict()["ram"]["ram_reduction"]
     assert len({str(each.message) for each in caught}) == len(caught)
     assert "compiled for less RAM" not in str(_export(U55, sram_budget="1MiB").report)

@@ -23,7 +23,7 @@ _COMPARISON = Comparison(
 
 
 def _answers(report: Report, context: ExportContext, *comparisons: Comparison) -> dict[str, tuple[str, str]]:
-    found = answer_questions(report, context, comparisons)
+    found = answer_questions(report, context, comparisons, {})
     return {answer.question: (answer.value, "; ".join(answer.details)) for answer in found}
 
 
@@ -32,6 +32,15 @@ def test_fast_has_time_cycles_and_omitted_costs() -> None:
     assert figure == "0.100 ms"
     assert details == (
         "100,000 cycles at 1000 MHz on ethos-u85-256, estimated by Vela; without the time of 2 operators on the CPU"
+    )
+
+
+def test_fast_prefers_measured_cycles() -> None:
+    fast, *_ = answer_questions(REPORT, ExportContext(), (), {METHOD.name: 250_000.0})
+    assert fast.value == "0.250 ms"
+    assert fast.details[:2] == (
+        "250,000 cycles of the NPU at 1000 MHz on ethos-u85-256, measured",
+        "100,000 cycles estimated by Vela",
     )
 
 
