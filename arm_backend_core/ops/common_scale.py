@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.fixed_point_value import RESCALE_SAFE_LIMIT, FixedPoint
@@ -31,7 +33,10 @@ def to_common_scale(x: FixedPoint, y: FixedPoint, out: QParams | None = None) ->
         Unsupported: the conversion is not exact, and the result's scale is smaller than the common scale.
     """
     x, y = _saturate_negligible(*to_common_rank(x, y), out)
-    scale = max(z.scale * 2.0 ** -_guard_bits(z, 21 if out is None else 19) for z in (x, y))
+    bits = [_guard_bits(z, 21 if out is None else 19) for z in (x, y)]
+    if out is not None and x.dtype is y.dtype:
+        bits = [min(bits)] * 2
+    scale = max(z.scale * 2.0**-n for z, n in zip((x, y), bits, strict=True))
     exact = all(math.isclose(round(z.scale / scale), z.scale / scale, rel_tol=1e-9) for z in (x, y))
     if out is not None and not exact and scale > float(out.scale):
         raise Unsupported(
@@ -62,14 +67,24 @@ def to_common_int16(x: FixedPoint, y: FixedPoint, out: QParams) -> tuple[FixedPo
         if no operand is int8: the addition of two int16 operands is one operation without a conversion.
     """
     pair, dtypes = to_common_rank(x, y), [x.dtype, y.dtype, out.dtype]
-    scale = max((z.scale for z in pair if z.dtype is DType.INT16), default=float(out.scale))
+    computed_scales = (z.scale for z in pair if z.dtype is DType.INT16 and z.value.data is None)
+    scale = max(computed_scales, default=float(out.scale))
     is_mixed = set(dtypes) == {DType.INT8, DType.INT16} and DType.INT8 in dtypes[:2]
-    fits = all(z.value.data is None and z.max_abs <= 2.0**15 * scale for z in pair)
+    # The NPU reads a small constant once; its conversion to INT32 costs nothing.
+    is_large = pair[0].value.size == pair[1].value.size or all(z.value.data is None for z in pair)
+    fits = is_large and all(z.max_abs <= 2.0**15 * scale for z in pair)
     if not (x.b.target.hardware.is_ethos_u and is_mixed and fits and scale <= float(out.scale)):
         return None
-    operands = (z if z.dtype is DType.INT16 else z.rescale(DType.INT16, z.scale / scale) for z in pair)
-    left, right = (z.rescale(DType.INT32, 1.0).with_scale(scale) for z in operands)
+    left, right = (_to_int16_at(z, scale).rescale(DType.INT32, 1.0).with_scale(scale) for z in pair)
     return left, right
+
+
+def _to_int16_at(x: FixedPoint, scale: float) -> FixedPoint:
+    """Convert to int16 with ``scale``; a constant is converted here, without an operator."""
+    if x.value.data is not None:
+        integers = np.rint((x.value.data.astype(np.float64) - x.zero_point) * (x.scale / scale))
+        return FixedPoint.const(x.b, integers, DType.INT16, scale)
+    return x if x.dtype is DType.INT16 else x.rescale(DType.INT16, x.scale / scale)
 
 
 def to_common_rank(x: FixedPoint, y: FixedPoint) -> tuple[FixedPoint, FixedPoint]:

@@ -614,6 +614,45 @@ def test_constants_of_many_rows_are_fetched_once(rows: int) -> None:
     assert [op.kind for op in graphs[1].ops].count("MAXIMUM") == 2 * is_applied
 
 
+@pytest.mark.parametrize(
+    ("kind", "dtype", "shape", "is_applied"),
+    [
+        ("MUL", DType.INT8, (1, 64, 1, 1), True),
+        ("MUL", DType.INT8, (1, 1, 1, 8), False),
+        ("MUL", DType.INT16, (1, 64, 1, 1), True),
+        ("MUL", DType.INT16, (1, 1, 1, 8), True),
+        ("MUL", DType.INT16, (1, 64, 8, 8), False),
+        ("ADD", DType.INT8, (1, 64, 1, 1), True),
+        ("ADD", DType.INT8, (1, 1, 1, 8), False),
+        ("ADD", DType.INT16, (1, 64, 1, 1), False),
+    ],
+)
+def test_narrow_constants_are_fetched_once(
+    kind: str, dtype: DType, shape: tuple[int, ...], is_applied: bool, emulator: Emulator
+) -> None:
+    graphs = []
+    for rewrite in (lambda graph, target: None, apply_unconditional):
+        case = Case(0, SPECS[0])
+        b, constant = case.b, case.b.const(case.rng.integers(-120, 120, shape), dtype)
+        zero_point = 5 if dtype is DType.INT8 else 0
+        operands = [case.input(1, 64, 8, 8, dtype=dtype), constant]
+        if kind == "ADD" or dtype is DType.INT8:
+            operands = [b.rescale(x, DType.INT32, 1.0, zero_point) for x in operands]
+        result = b.mul(*operands) if kind == "MUL" else b.add(*operands)
+        case.graph.outputs = [b.rescale(result, dtype, 0.01, 0, zero_point)]
+        rewrite(case.graph, case.spec.target)
+        run_last_passes(case.graph, case.spec.target)
+        graphs.append(case.graph)
+    multiplications = [[op.kind for op in graph.ops].count("MUL") for graph in graphs]
+    assert multiplications[1] == multiplications[0] + is_applied
+    before, after = VelaCostModel(SPECS[0].configuration).estimate(graphs)
+    assert before is not None
+    assert after is not None
+    assert after.cycles < before.cycles * (0.5 if is_applied else 1.01)
+    case.graph = graphs[0]
+    case.check(None, emulator)
+
+
 @pytest.mark.parametrize("dtype", [DType.INT8, DType.INT16])
 def test_rescale_after_a_max_pool_becomes_a_mul_where_vela_5_1_loses_it(dtype: DType, emulator: Emulator) -> None:
     """Vela 5.1 loses the scale on U55 and U65. The CLAMPs are for its estimate."""

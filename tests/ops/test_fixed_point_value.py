@@ -452,6 +452,35 @@ def test_int8_and_int16_are_added_as_int16(scale: float, is_int16: bool) -> None
     )
 
 
+@pytest.mark.parametrize("constant_scale", [1e-5, 2e-4])
+def test_an_int16_constant_is_added_at_the_scale_of_the_result(constant_scale: float) -> None:
+    """The NPU adds int16 tensors in one operation. The result is at most one step off."""
+    rng = np.random.default_rng(0)
+    p, q = QParams(0.01, 7, I8, -128, 127), QParams(constant_scale, 0, I16, *I16.range)
+    out = QParams(2.3e-4, 0, I16, *I16.range)
+    x, y = rng.integers(-128, 128, 500), rng.integers(-32768, 32768, 500)
+    target = make_target("ethos-u55")
+    builder = LegalizingBuilder(Graph(), target)
+    left = FixedPoint.from_value(builder, builder.graph.add_input((500,), I8, "x"), p)
+    constant = FixedPoint.from_value(builder, builder.const(y, I16), q)
+    pair = to_common_int16(left, constant, out)
+    assert pair is not None
+    assert [z.value.producer.inputs[0].dtype for z in pair if z.value.producer] == [I16, I16]
+    got = evaluate(aten.add.Tensor, [(x, p), (y, q)], out, (500,), target=target, constant=(1,))
+    check(got, p.dequantize(x) + q.dequantize(y), out)
+    few = FixedPoint.from_value(builder, builder.const(y[:1], I16), q)
+    assert to_common_int16(left, few, out) is None
+
+
+def test_the_operand_with_the_smaller_scale_is_multiplied() -> None:
+    """Also if the other one is a constant with few bits. Vela fuses such a pair of RESCALEs with the sum on U55."""
+    builder = _builder()
+    x = FixedPoint.from_value(builder, builder.graph.add_input((4,), I8, "x"), QParams(0.1, 3, I8, -128, 127))
+    constant = FixedPoint.from_value(builder, builder.const(np.arange(4), I8), QParams(0.15, 0, I8, -128, 127))
+    left, right = to_common_scale(x, constant, QParams(0.3, 0, I8, -128, 127))
+    assert left.scale == right.scale == 0.15 * 2.0**-19
+
+
 @pytest.mark.parametrize("constant", [(), (0,), (1,)])
 def test_int8_and_int16_are_multiplied_as_int16(constant: tuple[int, ...]) -> None:
     """Without RESCALE to INT32, which would be a separate operation on an NPU."""
