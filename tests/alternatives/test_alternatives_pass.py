@@ -638,7 +638,8 @@ def test_narrow_constants_are_fetched_once(
         operands = [case.input(1, 64, 8, 8, dtype=dtype), constant]
         if kind == "ADD" or dtype is DType.INT8:
             operands = [b.rescale(x, DType.INT32, 1.0, zero_point) for x in operands]
-        result = b.mul(*operands) if kind == "MUL" else b.add(*operands)
+        left, right = operands
+        result = b.mul(left, right) if kind == "MUL" else b.add(left, right)
         case.graph.outputs = [b.rescale(result, dtype, 0.01, 0, zero_point)]
         rewrite(case.graph, case.spec.target)
         run_last_passes(case.graph, case.spec.target)
