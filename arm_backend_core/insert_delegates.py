@@ -31,11 +31,13 @@ class Partition:
     Attributes:
         name: name of the delegate.
         nodes: the nodes, in program order.
-        inputs: the nodes outside of the partition that the partition reads, without constants. They are sorted by the
-            program order of their sources: if a node only quantizes, dequantizes, casts or copies a tensor at the
-            boundary, its source is this tensor (``boundary_source``). Inputs of the program thus keep their order.
+        inputs: the nodes outside of the partition that its nodes or its TOSA graph read, without constants. They are
+            sorted by the program order of their sources: if a node only quantizes, dequantizes, casts or copies a
+            tensor at the boundary, its source is this tensor (``boundary_source``). Inputs of the program thus keep
+            their order.
         constants: the placeholders of parameters, buffers and constants that the partition reads.
-        outputs: the nodes of the partition that have a reader outside of it, in program order.
+        outputs: the nodes of the partition that a node outside of it or the TOSA graph of a later partition reads, in
+            program order.
     """
 
     name: str

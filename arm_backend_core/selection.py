@@ -79,22 +79,25 @@ class Selection:
             if node in self.partition_ids:
                 groups.setdefault(self.partition_ids[node], []).append(node)
         constants, sort_key = constants_of(self.program), position.__getitem__
+        nodes_by_partition = [groups[partition_id] for partition_id in sorted(groups)]
+        readable = {value: (-1, node) for node, value in self.lowering.graph_inputs().items()}
+        for i, nodes in enumerate(nodes_by_partition):
+            for node in nodes:
+                if not self.lowering.is_internal(node):
+                    readable.setdefault(_lowered_value(self.lowering, node), (i, node))
         partitions: list[Partition] = []
-        readable = {value: node for node, value in self.lowering.graph_inputs().items()}
-        indirect_reads: set[Node] = set()
-        for i, partition_id in enumerate(sorted(groups)):
-            partition = Partition.from_nodes(f"{name}_{i}", groups[partition_id], constants, sort_key)
-            indirect = self._find_indirect_inputs(partition, readable)
-            if indirect:
-                partition = Partition.from_nodes(partition.name, partition.nodes, constants, sort_key, indirect)
+        indirect_reads: set[Node] = set()  # of the later partitions, which therefore come first
+        for i, nodes in reversed(list(enumerate(nodes_by_partition))):
+            partition = Partition.from_nodes(f"{name}_{i}", nodes, constants, sort_key)
+            outputs = {*partition.outputs, *indirect_reads}
+            partition = replace(partition, outputs=[node for node in nodes if node in outputs])
+            earlier = {value: node for value, (index, node) in readable.items() if index < i}
+            if indirect := self._find_indirect_inputs(partition, earlier):
+                extended = Partition.from_nodes(partition.name, nodes, constants, sort_key, indirect)
+                partition = replace(partition, inputs=extended.inputs)
             partitions.append(partition)
             indirect_reads |= indirect
-            materializable = (node for node in partition.nodes if not self.lowering.is_internal(node))
-            readable |= {_lowered_value(self.lowering, node): node for node in materializable}
-        return [
-            replace(part, outputs=[node for node in part.nodes if node in {*part.outputs, *indirect_reads}])
-            for part in partitions
-        ]
+        return partitions[::-1]
 
     def _find_indirect_inputs(self, partition: Partition, readable: Mapping[Value, Node]) -> set[Node]:
         """Find nodes outside of ``partition`` that its TOSA graph reads, but none of its nodes does.

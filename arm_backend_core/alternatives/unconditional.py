@@ -147,24 +147,27 @@ def copy_constant(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def copy_narrow_constant(op: Op, rewriter: Rewriter) -> Value | None:
-    """Copy a broadcast constant of int8 or int16 from flash once: x * 1, rescaled by 1, which Vela does not fold.
+    """Copy a broadcast int8 or int16 constant from flash once. The copy is x * 1, rescaled by 1: Vela does not fold it.
 
-    Without the copy, the NPU reads the constant again for each result: 8 cycles per int8 and 16 per int16 result on
-    U55-128 if the last dimension of the constant is broadcast, otherwise 1 and 4 (Vela 5.2). The product of
-    [64, 8, 8] and [64, 1, 1] takes 5,128 instead of 65,536 cycles, of int16 [128, 64] and [64] 6,404 instead of 32,768.
-    The copy of an int8 constant whose last dimension is not broadcast saves almost nothing. Vela does not fuse a sum of
-    int16 tensors with the copy.
+    Without the copy, the NPU reads the constant again for each result. A read takes 8 to 16 cycles on U55-128 if the
+    last dimension is broadcast; otherwise 1 cycle for int8 and up to 4 for int16 (Vela 5.2). Two products of int16:
+    [64, 8, 8] by [64, 1, 1] takes 6,664 instead of 65,536 cycles, [128, 64] by [64] 6,404 instead of 32,768. On U65,
+    the copy saves nothing. An int8 constant is copied only if its last dimension is broadcast; otherwise, the copy
+    saves almost nothing. Sums of int16 are not rewritten: the copy makes them slower (45,444 instead of 32,768 cycles
+    for [128, 64] and [64]).
     """
     b = rewriter.builder
+    if not b.target.hardware.constant_copy_min_rows:
+        return None
     for i, operand in enumerate(op.inputs):
         rescale = producer(operand, "RESCALE")
         constant = operand if rescale is None else rescale.inputs[0]
-        is_narrow = constant.dtype in (DType.INT8, DType.INT16) and 1 < constant.size <= op.output.size // 2
+        is_narrow = constant.dtype in (DType.INT8, DType.INT16) and constant.size > 1
         if constant.data is None or not is_narrow or op.inputs[1 - i].data is not None:
             continue
         is_last_broadcast = constant.shape[-1] < op.output.shape[-1]
         is_saving = is_last_broadcast if constant.dtype is DType.INT8 else op.kind == "MUL"
-        if is_saving:
+        if is_saving and constant.size <= op.output.size // (2 if is_last_broadcast else 4):
             copy = emit_copy(constant, b)
             inputs = list(op.inputs)
             inputs[i] = copy if rescale is None else _emit_like(rescale, copy, b)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.fixed_point_value import RESCALE_SAFE_LIMIT, FixedPoint
@@ -18,7 +16,9 @@ def to_common_scale(x: FixedPoint, y: FixedPoint, out: QParams | None = None) ->
     Each operand can be shifted left by g guard bits, and the sum stays within 2**30. g is 19 for int8 and 14 for int16.
     This shift refines the operand's scale to scale * 2**-g. The common scale is the coarser of the two refined scales.
     The operand whose refined scale is the common scale is shifted by g bits. The other operand is multiplied by a
-    factor below 2**g. The rounding error is at most one step of the common scale.
+    factor below 2**g. The rounding error is at most one step of the common scale. If both operands are int8 or both
+    int16, a constant gets no more guard bits than the other operand: on U55, Vela fuses the two RESCALEs with the sum
+    only if the operand with the larger scale is the one that is shifted.
 
     For a comparison, int8 is shifted by 21 bits, the most that RESCALE accepts. Two numbers compare as equal if they
     differ by less than the rounding error. For example, one step of x equals one step of y if the scales differ by a
@@ -33,10 +33,10 @@ def to_common_scale(x: FixedPoint, y: FixedPoint, out: QParams | None = None) ->
         Unsupported: the conversion is not exact, and the result's scale is smaller than the common scale.
     """
     x, y = _saturate_negligible(*to_common_rank(x, y), out)
-    bits = [_guard_bits(z, 21 if out is None else 19) for z in (x, y)]
-    if out is not None and x.dtype is y.dtype:
-        bits = [min(bits)] * 2
-    scale = max(z.scale * 2.0**-n for z, n in zip((x, y), bits, strict=True))
+    guard_bits = [_guard_bits(z, 21 if out is None else 19) for z in (x, y)]
+    if out is not None and x.dtype is y.dtype is not DType.INT32:
+        guard_bits = [min(guard_bits)] * 2
+    scale = max(z.scale * 2.0**-bits for z, bits in zip((x, y), guard_bits, strict=True))
     exact = all(math.isclose(round(z.scale / scale), z.scale / scale, rel_tol=1e-9) for z in (x, y))
     if out is not None and not exact and scale > float(out.scale):
         raise Unsupported(
@@ -55,14 +55,14 @@ def to_common_scale(x: FixedPoint, y: FixedPoint, out: QParams | None = None) ->
 def to_common_int16(x: FixedPoint, y: FixedPoint, out: QParams) -> tuple[FixedPoint, FixedPoint] | None:
     """Convert the operands of an addition, at least one of them int8, to int16 at one scale.
 
-    An NPU adds and rescales int16 in one operation. The common scale is the scale of the int16 operand, which must not
-    exceed the result's scale. Without an int16 operand, the common scale is the result's scale. The error is at most
+    An NPU adds and rescales int16 in one operation. The common scale is the scale of the computed int16 operand, which
+    must not exceed the result's scale. If there is none, the common scale is the result's scale. The error is at most
     one step of the result. Compared with INT32, each operand saves two operations of the NPU: adding an int8 and an
     int16 element takes 2.6 instead of 8.0 cycles on U55-128, 0.8 instead of 2.6 on U85-256.
 
     Returns:
         The operands as INT32 at one scale. They are RESCALEs of int16 values, which Vela fuses into the addition. None
-        if the target has no NPU, an operand is constant, int16 cannot hold an operand at the common scale, or the
+        if the target has no NPU, a constant is broadcast, int16 cannot hold an operand at the common scale, or the
         common scale exceeds the result's scale. Also None if operands and result are not a mix of int8 and int16, or
         if no operand is int8: the addition of two int16 operands is one operation without a conversion.
     """
@@ -70,21 +70,15 @@ def to_common_int16(x: FixedPoint, y: FixedPoint, out: QParams) -> tuple[FixedPo
     computed_scales = (z.scale for z in pair if z.dtype is DType.INT16 and z.value.data is None)
     scale = max(computed_scales, default=float(out.scale))
     is_mixed = set(dtypes) == {DType.INT8, DType.INT16} and DType.INT8 in dtypes[:2]
-    # The NPU reads a small constant once; its conversion to INT32 costs nothing.
-    is_large = pair[0].value.size == pair[1].value.size or all(z.value.data is None for z in pair)
-    fits = is_large and all(z.max_abs <= 2.0**15 * scale for z in pair)
+    # A broadcast constant stays INT32: a constant of one element costs nothing, others are copied to SRAM once.
+    broadcasts_constant = any(
+        z.value.data is not None and z.value.size < other.value.size for z, other in (pair, pair[::-1])
+    )
+    fits = not broadcasts_constant and all(z.max_abs <= 2.0**15 * scale for z in pair)
     if not (x.b.target.hardware.is_ethos_u and is_mixed and fits and scale <= float(out.scale)):
         return None
-    left, right = (_to_int16_at(z, scale).rescale(DType.INT32, 1.0).with_scale(scale) for z in pair)
+    left, right = (z.to_int16_at(scale).rescale(DType.INT32, 1.0).with_scale(scale) for z in pair)
     return left, right
-
-
-def _to_int16_at(x: FixedPoint, scale: float) -> FixedPoint:
-    """Convert to int16 with ``scale``; a constant is converted here, without an operator."""
-    if x.value.data is not None:
-        integers = np.rint((x.value.data.astype(np.float64) - x.zero_point) * (x.scale / scale))
-        return FixedPoint.const(x.b, integers, DType.INT16, scale)
-    return x if x.dtype is DType.INT16 else x.rescale(DType.INT16, x.scale / scale)
 
 
 def to_common_rank(x: FixedPoint, y: FixedPoint) -> tuple[FixedPoint, FixedPoint]:

@@ -132,6 +132,17 @@ class FixedPoint:
             return FixedPoint.const(self.b, self.value.data.astype(np.int64) - self.zero_point, DType.INT16, self.scale)
         return self.rescale(DType.INT16, 1.0)
 
+    def to_int16_at(self, scale: float) -> FixedPoint:
+        """Convert int8 to int16 with zero point 0 at ``scale``; a constant is converted at compile time and saturates.
+
+        A computed int16 operand is returned as it is; ``scale`` must be its scale.
+        """
+        if self.value.data is not None:
+            integers = np.rint((self.value.data.astype(np.float64) - self.zero_point) * (self.scale / scale))
+            clipped = np.clip(integers, *DType.INT16.range).astype(np.int64)
+            return FixedPoint.const(self.b, clipped, DType.INT16, scale)
+        return self if self.dtype is DType.INT16 else self.rescale(DType.INT16, self.scale / scale)
+
     def to_int32(self) -> FixedPoint:
         """Convert to INT32 with zero point 0, at the same scale."""
         return self if self.dtype is DType.INT32 else self.to_int32_at(self.scale)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from arm_backend_core.dtype import DType
+from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops import intervals
 from arm_backend_core.ops.binary_arithmetic import div
 from arm_backend_core.ops.common_scale import to_common_rank, to_common_scale
@@ -182,12 +183,18 @@ def _integer_rule(record: Record, *, returns_remainder: bool = False) -> Rule:
 
         x is rescaled to the scale of y. Both operands are multiplied by the largest power of two, at most 2**22, at
         which both stay within ``RESCALE_SAFE_LIMIT``. x / 0 saturates. x % 0, which is NaN in floating point, is
-        computed as the remainder of x by one quantization step of y.
+        computed as the remainder of x by one quantization step of y. If |x| is smaller than a quantization step of a
+        computed y, the remainder is computed at the scale of x (``_remainder_of_small_dividend``); x % 0 is then x.
+
+        Raises:
+            Unsupported: y is the number 0.
         """
         if mode.get("rounding_mode", "floor") is None:
             assert div.lower_integer is not None
             return cast(Value, div.lower_integer(cx, x, y))
         constant = _scalar_value(y)
+        if constant == 0:
+            raise Unsupported("it divides by 0, which gives NaN or infinity, and integers have neither")
         if constant and isinstance(x, Operand) and not x.is_constant:
             # For y < 0, divide_by_constant rounds -x / y and negates the quotient: floor(x / y) = -ceil(-x / y).
             floor_method = FixedPointQuotient.ceil if constant < 0 else FixedPointQuotient.floor
@@ -199,7 +206,9 @@ def _integer_rule(record: Record, *, returns_remainder: bool = False) -> Rule:
         ratio = min(dividend.scale / cx.to_fixed_point(y).scale, (RESCALE_SAFE_LIMIT - 1) / dividend.peak)
         if returns_remainder and dividend.peak * ratio < 1:
             result = (
-                dividend.requantize(cx.q) if record is fmod else _remainder_of_small(cx, dividend, cx.to_fixed_point(y))
+                dividend.requantize(cx.q)
+                if record is fmod
+                else _remainder_of_small_dividend(cx, dividend, cx.to_fixed_point(y))
             )
             return cx.b.expand(result, cx.shape)
         bits = min(int(math.log2((RESCALE_SAFE_LIMIT - 1) / max(dividend.peak * ratio, divisor.peak))), 22)
@@ -218,10 +227,10 @@ def _integer_rule(record: Record, *, returns_remainder: bool = False) -> Rule:
     return rule
 
 
-def _remainder_of_small(cx: Context, x: FixedPoint, y: FixedPoint) -> Value:
+def _remainder_of_small_dividend(cx: Context, x: FixedPoint, y: FixedPoint) -> Value:
     """The remainder if |x| is smaller than a quantization step of y: x, or x + y if x and y differ in sign.
 
-    On the scale of y, x would have too few bits.
+    At the scale of y, x would lose its low bits.
     """
     if x.low >= 0 and y.low >= 0:
         return x.requantize(cx.q)

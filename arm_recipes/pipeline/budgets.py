@@ -160,8 +160,8 @@ class CheckBudgets:
             sections.append(("Live tensors of the NPU at peak SRAM usage:", rows))
         if tensors:
             largest = sorted(tensors, key=lambda tensor: -tensor.nbytes)[:_MAX_LISTED_TENSORS]
-            rows = [(f"{tensor.nbytes:,} B", tensor.dtype, tensor.name) for tensor in largest]
-            sections.append(("Inputs and outputs of the program:", rows))
+            rows = [(f"{tensor.nbytes:,} B", tensor.dtype, tensor.name) for tensor in largest if tensor.nbytes]
+            sections.append(("Largest inputs and outputs of the program:", rows))
         remedies: list[tuple[str, ...]] = [
             (remedy,) for remedy in (*hints, *(_CPU_REMEDIES if record is None else _SRAM_REMEDIES))
         ]

@@ -28,10 +28,11 @@ class TensorInfo:
 
     @property
     def nbytes(self) -> int:
-        """Size of all elements in bytes."""
+        """Size of all elements in bytes; 0 if the value is not a tensor (None, a string)."""
         import torch
 
-        return math.prod(self.shape) * int(getattr(torch, self.dtype).itemsize)
+        dtype = getattr(torch, self.dtype, None)
+        return math.prod(self.shape) * dtype.itemsize if isinstance(dtype, torch.dtype) else 0
 
     def quantize(self, real: torch.Tensor) -> torch.Tensor:
         """Quantize real numbers for the program: round half to even, then saturate.

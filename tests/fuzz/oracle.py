@@ -85,7 +85,8 @@ _COMPARISONS = [f"aten::{name}" for name in ("eq", "ne", "gt", "ge", "lt", "le")
 #: Smallest normal float32 number; smaller ones may be flushed to 0 (TOSA 1.0, floating-point behavior).
 _SMALLEST_NORMAL = 2.0**-126
 _REMAINDERS = {getattr(torch.ops.aten.remainder, kind) for kind in ("Tensor", "Scalar", "Scalar_Tensor")}
-_REMAINDERS |= {torch.ops.aten.fmod.Tensor, torch.ops.aten.fmod.Scalar}
+_FMOD = {torch.ops.aten.fmod.Tensor, torch.ops.aten.fmod.Scalar}
+_REMAINDERS |= _FMOD
 #: Largest quotient of float32 numbers with an exact remainder.
 _MAX_EXACT_QUOTIENT = 2.0**20
 #: Messages of the reference model if TOSA leaves a result undefined.
@@ -573,14 +574,16 @@ class _PerturbedInterpreter(quantized_reference.Float64Interpreter):
             return self._call_in_float64(target, args, kwargs)
         args, kwargs = torch.fx.node.map_aggregate((args, kwargs), self._perturb)
         result = torch.fx.node.map_aggregate(self._call_in_float64(target, args, kwargs), self._perturb)
-        return self._perturb_remainder(result, *args[:2]) if overload in _REMAINDERS else result
+        if overload not in _REMAINDERS:
+            return result
+        return self._perturb_remainder(result, args[0], args[1], overload in _FMOD)
 
-    def _perturb_remainder(self, result: Tensor, x: Any, y: Any) -> Tensor:
+    def _perturb_remainder(self, result: Tensor, x: Any, y: Any, is_fmod: bool) -> Tensor:
         """Replace a remainder by 0 or the divisor where a rounding error may change the integer quotient."""
         if self._direction is None or not result.numel():
             return result
-        divisor = torch.as_tensor(y).abs()
-        whole, quotient = divisor * result.sign(), torch.as_tensor(x) / divisor
+        divisor, sign = torch.as_tensor(y).abs(), torch.as_tensor(x if is_fmod else y).sign()
+        whole, quotient = divisor * sign, torch.as_tensor(x) / divisor
         beyond = torch.as_tensor(x).abs().max() > whole.abs() * _MAX_EXACT_QUOTIENT
         at_jump = (quotient - quotient.round()).abs() <= 4 * self._precision * quotient.abs()
         return torch.where(beyond | at_jump, whole * (self._direction > 0), result)

@@ -472,6 +472,17 @@ def test_an_int16_constant_is_added_at_the_scale_of_the_result(constant_scale: f
     assert to_common_int16(left, few, out) is None
 
 
+@pytest.mark.parametrize("constant", [(), (1,)])
+def test_prelu_of_int16_with_one_slope(constant: tuple[int, ...]) -> None:
+    """Its sum of two INT32 operands has different headrooms."""
+    rng = np.random.default_rng(0)
+    p, q, out = QParams(1e-4, 0, I16, *I16.range), QParams(1e-5, 0, I16, *I16.range), QParams(1e-4, 0, I16, *I16.range)
+    x, slope = rng.integers(-32768, 32768, 64), np.array([25_000])
+    got = evaluate(aten._prelu_kernel.default, [(x, p), (slope, q)], out, (64,), constant=constant)
+    real = p.dequantize(x)
+    check(got, np.where(real > 0, real, real * q.dequantize(slope)), out)
+
+
 def test_the_operand_with_the_smaller_scale_is_multiplied() -> None:
     """Also if the other one is a constant with few bits. Vela fuses such a pair of RESCALEs with the sum on U55."""
     builder = _builder()

@@ -191,7 +191,7 @@ def test_sram_budgets_just_above_and_below_the_need() -> None:
         _export(Small(), images(), U55, sram_budget=least.sram_bytes - 1)
     assert "optimise=" not in str(error.value)
     assert "quantized_io=True" in str(error.value)
-    assert re.search(r"Inputs and outputs of the program:\n +[\d,]+ B +float32  ", str(error.value))
+    assert re.search(r"Largest inputs and outputs of the program:\n +[\d,]+ B +float32  ", str(error.value))
     with pytest.raises(BudgetError, match="sram_budget: the program needs") as error:
         _export(Small(), images(), U55, sram_budget=with_less.ram.npu[0].bytes, quantized_io=True)
     assert "quantized_io=True" not in str(error.value)

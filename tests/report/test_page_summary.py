@@ -39,7 +39,7 @@ def test_fast_prefers_measured_cycles() -> None:
     fast, *_ = answer_questions(REPORT, ExportContext(), (), {METHOD.name: 250_000.0})
     assert fast.value == "0.250 ms"
     assert fast.details[:2] == (
-        "250,000 cycles of the NPU at 1000 MHz on ethos-u85-256, measured",
+        "250,000 cycles of the NPU, measured; the time assumes 1000 MHz on ethos-u85-256",
         "100,000 cycles estimated by Vela",
     )
 

@@ -62,7 +62,9 @@ def advise(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Warnings about the changed programs do not concern the user.
         advice = _evaluate_changes(recipe, partitioner, estimated, programs)
-    return replace(advice, notes=(*_describe_float_io(tensors), *advice.notes))
+    has_quantized_io = bool(getattr(recipe, "options", {}).get("quantized_io"))
+    notes = () if has_quantized_io else tuple(_describe_float_io(tensors))
+    return replace(advice, notes=(*notes, *advice.notes))
 
 
 def _evaluate_changes(
@@ -93,13 +95,10 @@ def _evaluate_changes(
 
 
 def _describe_float_io(tensors: Sequence[TensorInfo]) -> Iterator[str]:
-    """Describe the RAM of float32 inputs and outputs, which quantized ones would save. Vela's estimates exclude it."""
+    """Describe the RAM of the float32 inputs and outputs. Vela's estimates do not contain it."""
     count = sum(tensor.nbytes for tensor in tensors if tensor.dtype == "float32")
     if count:
-        yield (
-            f"quantized_io=True: the float32 inputs and outputs take {format_bytes(count)} of RAM; int8 tensors take a "
-            "quarter of that, int16 tensors a half"
-        )
+        yield (f"quantized_io=True: saves up to {format_bytes(count)} of RAM, the float32 copies of inputs and outputs")
 
 
 def _find_partitioner(recipe: ExportRecipe | None) -> EthosUPartitioner | None:

@@ -83,7 +83,8 @@ class AdviceList(Renderable):
     Attributes:
         items: the changes and trade-offs (``Advice.is_trade_off``).
         tried: number of changes that were compiled.
-        notes: changes that could not be tried or save nothing, with the reason.
+        notes: the RAM that ``quantized_io=True`` saves; changes that could not be tried or save nothing, with the
+            reason.
     """
 
     items: tuple[Advice, ...]
