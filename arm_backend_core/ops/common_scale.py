@@ -62,19 +62,21 @@ def to_common_int16(x: FixedPoint, y: FixedPoint, out: QParams) -> tuple[FixedPo
 
     Returns:
         The operands as INT32 at one scale. They are RESCALEs of int16 values, which Vela fuses into the addition. None
-        if the target has no NPU, a constant is broadcast, int16 cannot hold an operand at the common scale, or the
-        common scale exceeds the result's scale. Also None if operands and result are not a mix of int8 and int16, or
-        if no operand is int8: the addition of two int16 operands is one operation without a conversion.
+        if the target has no NPU, a constant is int8 or broadcast, int16 cannot hold an operand at the common scale, or
+        the common scale exceeds the result's scale. Also None if operands and result are not a mix of int8 and int16,
+        or if no operand is int8: the addition of two int16 operands is one operation without a conversion.
     """
     pair, dtypes = to_common_rank(x, y), [x.dtype, y.dtype, out.dtype]
     computed_scales = (z.scale for z in pair if z.dtype is DType.INT16 and z.value.data is None)
     scale = max(computed_scales, default=float(out.scale))
     is_mixed = set(dtypes) == {DType.INT8, DType.INT16} and DType.INT8 in dtypes[:2]
-    # A broadcast constant stays INT32: a constant of one element costs nothing, others are copied to SRAM once.
-    broadcasts_constant = any(
-        z.value.data is not None and z.value.size < other.value.size for z, other in (pair, pair[::-1])
+    # The RESCALEs of two int8 operands are fused if one of them is constant. A broadcast constant becomes INT32: one
+    # element costs nothing, more are copied to SRAM once.
+    has_other_form = any(
+        z.value.data is not None and (z.dtype is DType.INT8 or z.value.size < other.value.size)
+        for z, other in (pair, pair[::-1])
     )
-    fits = not broadcasts_constant and all(z.max_abs <= 2.0**15 * scale for z in pair)
+    fits = not has_other_form and all(z.max_abs <= 2.0**15 * scale for z in pair)
     if not (x.b.target.hardware.is_ethos_u and is_mixed and fits and scale <= float(out.scale)):
         return None
     left, right = (z.to_int16_at(scale).rescale(DType.INT32, 1.0).with_scale(scale) for z in pair)

@@ -470,6 +470,8 @@ def test_an_int16_constant_is_added_at_the_scale_of_the_result(constant_scale: f
     check(got, p.dequantize(x) + q.dequantize(y), out)
     few = FixedPoint.from_value(builder, builder.const(y[:1], I16), q)
     assert to_common_int16(left, few, out) is None
+    int8_constant = FixedPoint.from_value(builder, builder.const(x, I8), p)
+    assert to_common_int16(left, int8_constant, out) is None
 
 
 @pytest.mark.parametrize("constant", [(), (1,)])
