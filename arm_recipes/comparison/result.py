@@ -13,6 +13,8 @@ from arm_recipes._internal.rendering import Renderable, Section, to_jsonable
 from arm_recipes.comparison.accuracy import Accuracy
 from arm_recipes.comparison.diagnosis import PRECISION_TITLES, LayerAdvice, QuantizedConstant
 
+#: SQNR in dB from which no measured classifier lost more than 0.2 percentage points (``docs/users/accuracy.md``).
+_HARMLESS_SQNR_DB = 30.0
 #: Maximum number of layers with advice in the printed comparison.
 WORST_COUNT = 5
 #: Maximum number of layers in the table of the printed comparison.
@@ -178,6 +180,12 @@ class Comparison(Renderable):
         if self.layers:
             yield from self._layer_sections()
         notes = [*self.notes, *_precision_notes(self.worst)]
+        lowest = min((output.gap.sqnr for output in self.outputs if output.gap is not None), default=0.0)
+        if len(notes) > len(self.notes) and self.accuracy is None and lowest >= _HARMLESS_SQNR_DB:
+            notes.append(
+                f"an SQNR of {lowest:.1f} dB rarely changes the result of a task: measure it with labels= or metric= "
+                "before you choose a higher precision"
+            )
         if notes:
             yield "Notes", [(note,) for note in notes]
 
