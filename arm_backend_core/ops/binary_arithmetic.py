@@ -196,9 +196,11 @@ def _register_max_or_min(name: str, nan_ignoring: OpOverload, *overloads: OpOver
         return _lower_arithmetic(cx, getattr(cx.b, name), x, y, is_single_operator=True)
 
     def integer_rule(cx: Context, x: Operand, y: Operand) -> Value:
-        left, right = to_common_scale(cx.to_fixed_point(x), cx.to_fixed_point(y), cx.q)
-        result: FixedPoint = getattr(left, name)(right)
-        return result.requantize(cx.q)
+        """Requantize both operands first. Rounding is monotonic: the result is the requantized maximum or minimum."""
+        operands = to_common_rank(cx.to_fixed_point(x), cx.to_fixed_point(y))
+        # TOSA compares int32 only. The zero point stays: Vela compiles the operator and its RESCALEs to one of int8.
+        left, right = (cx.b.rescale(z.requantize(cx.q), DType.INT32, 1.0) for z in operands)
+        return cx.b.rescale(getattr(cx.b, name)(left, right), cx.q.dtype, 1.0)
 
     def rule_ignoring_nan(cx: Context, x: Operand, y: Operand) -> Value:
         result: Value = getattr(cx.b, name)(*_cast_operands(cx, x, y), ignore_nan=True)

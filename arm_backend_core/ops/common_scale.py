@@ -20,9 +20,9 @@ def to_common_scale(x: FixedPoint, y: FixedPoint, out: QParams | None = None) ->
     int16, a constant gets no more guard bits than the other operand: on U55, Vela fuses the two RESCALEs with the sum
     only if the operand with the larger scale is the one that is shifted.
 
-    For a comparison, int8 is shifted by 21 bits, the most that RESCALE accepts. Two numbers compare as equal if they
-    differ by less than the rounding error. For example, one step of x equals one step of y if the scales differ by a
-    factor of 1 + 2**-22.
+    Two numbers compare as equal if they differ by less than the rounding error. For example, one step of x equals one
+    step of y if the scales of two int8 tensors differ by a factor of 1 + 2**-20. Dequantized numbers in float32 have
+    rounding errors of this size.
 
     Args:
         x: the first operand.
@@ -33,8 +33,8 @@ def to_common_scale(x: FixedPoint, y: FixedPoint, out: QParams | None = None) ->
         Unsupported: the conversion is not exact, and the result's scale is smaller than the common scale.
     """
     x, y = _saturate_negligible(*to_common_rank(x, y), out)
-    guard_bits = [_guard_bits(z, 21 if out is None else 19) for z in (x, y)]
-    if out is not None and x.dtype is y.dtype is not DType.INT32:
+    guard_bits = [_guard_bits(z) for z in (x, y)]
+    if x.dtype is y.dtype is not DType.INT32:
         guard_bits = [min(guard_bits)] * 2
     scale = max(z.scale * 2.0**-bits for z, bits in zip((x, y), guard_bits, strict=True))
     exact = all(math.isclose(round(z.scale / scale), z.scale / scale, rel_tol=1e-9) for z in (x, y))
@@ -107,11 +107,11 @@ def _saturate_negligible(x: FixedPoint, y: FixedPoint, out: QParams | None) -> t
     return x, y.sign().with_scale(limit) if y.scale > limit else y
 
 
-def _guard_bits(x: FixedPoint, max_bits: int) -> int:
+def _guard_bits(x: FixedPoint) -> int:
     """Number of guard bits by which an operand is shifted left.
 
     RESCALE multiplies int16 by at most 2**14. A constant is stored at the common scale without a RESCALE, so only the
     headroom in INT32 limits its bits.
     """
     headroom = RESCALE_SAFE_LIMIT.bit_length() - 1 - max(x.high, -x.low - 1, 0).bit_length()
-    return headroom if x.value.data is not None else min(14 if x.dtype is DType.INT16 else max_bits, headroom)
+    return headroom if x.value.data is not None else min(14 if x.dtype is DType.INT16 else 19, headroom)

@@ -821,7 +821,7 @@ class _TeacherForcedFloat64(_TeacherForcedInterpreter, _PerturbedInterpreter):
         operands = [cast(tuple[Any, ...], source.args) for source in n.all_input_nodes if is_dequantize(source)]
         steps = [(step, most) for _, step, _, _, most, *_ in operands if isinstance(step, float)]
         self._equality_tolerance = max(
-            (step * 2.0 ** (-21 if most < 256 else -14) for step, most in steps), default=0.0
+            (step * 2.0 ** (-19 if most < 256 else -14) for step, most in steps), default=0.0
         )
         return super().run_node(n)
 

@@ -150,7 +150,7 @@ def test_int8_constants_are_not_widened(overload: OpOverload, shape: tuple[int, 
     cx = Context(LegalizingBuilder(graph, target), types.SimpleNamespace(), QParams(0.2, 0, I8, -128, 127))  # type: ignore[arg-type]
     graph.outputs = [rule(cx, x, Operand(Value(shape, I8, "c", numbers), QParams(0.05, 1, I8, -128, 127)))]
     optimise(graph, target)
-    assert len(graph.ops) == 4
+    assert len(graph.ops) == (5 if overload is aten.maximum.default else 4)  # a maximum requantizes its operands first
     constants = [value for op in graph.ops for value in op.inputs if value.data is not None]
     assert [value.dtype for value in constants] == [I8]
 

@@ -63,6 +63,25 @@ def test_comparisons_at_the_limits_of_int32(kind: str, constant_operand: str, em
     )
 
 
+@pytest.mark.parametrize("kind", ["EQUAL", "GREATER", "GREATER_EQUAL"])
+@pytest.mark.parametrize("dtype", [DType.INT8, DType.INT16])
+@pytest.mark.parametrize("is_constant", [False, True])
+def test_narrow_tensors_are_compared_by_their_saturated_difference(
+    kind: str, dtype: DType, is_constant: bool, emulator: Emulator
+) -> None:
+    """All pairs of edges, at two scales whose ratio makes some of them equal."""
+    net, (low, high) = Net(U55), dtype.range
+    edges = np.array([low, low + 1, -3, -2, -1, 0, 1, 2, 3, high - 1, high], dtype.numpy)
+    x, y = edges.reshape(-1, 1).repeat(len(edges), 1), edges.reshape(1, -1)
+    bits = 19 if dtype is DType.INT8 else 14
+    left = net.b.rescale(net.input(*x.shape, dtype=dtype), DType.INT32, 0.75 * 2.0**bits)
+    other = net.b.const(y, dtype) if is_constant else net.input(*y.shape, dtype=dtype)
+    right = net.b.rescale(other, DType.INT32, 2.0**bits)
+    result = net.b.cast(net.b.compare(kind, left, right), DType.INT32)
+    _assert_results_unchanged(net, [result], [x] if is_constant else [x, y], emulator)
+    assert "MINIMUM" not in net.kinds()
+
+
 _MASKS: dict[str, Callable[[Builder, Value, Value], Value]] = {
     "LOGICAL_AND": lambda b, p, q: b.binary("LOGICAL_AND", p, q),
     "LOGICAL_OR": lambda b, p, q: b.binary("LOGICAL_OR", p, q),

@@ -6,6 +6,7 @@ ExecuTorch stores booleans as the same bytes. The arithmetic is exact: it neithe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -14,6 +15,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value, constant
+from arm_backend_core.tosa.operators import evaluate
 from arm_backend_core.tosa.passes.rewrite import Rewriter, RewriteRule, apply_once
 from arm_backend_core.tosa.vela_workarounds.copies import broadcast_constant
 
@@ -76,8 +78,52 @@ def _emit_not_equal(b: Builder, x: Value, y: Value) -> Value:
     return b.mul(difference, difference)
 
 
+def _find_bounds(x: Value) -> tuple[int, int] | None:
+    """Smallest and largest element of a constant, or of the RESCALE of a narrow tensor; None for other values."""
+    if x.data is not None:
+        return int(x.data.min()), int(x.data.max())
+    rescale = x.producer
+    if rescale is None or rescale.kind != "RESCALE" or rescale.inputs[0].dtype not in (DType.INT8, DType.INT16):
+        return None
+    if rescale.attrs["per_channel"] or rescale.attrs["input_unsigned"]:
+        return None
+    ends = evaluate(rescale, [np.array(rescale.inputs[0].dtype.range, rescale.inputs[0].dtype.numpy)])
+    return None if ends is None else (int(ends.min()), int(ends.max()))
+
+
+def _find_difference_scale(x: Value, y: Value) -> float | None:
+    """The scale, 1 or 1/2, by which RESCALE accepts x - y and y - x; None if it accepts neither.
+
+    RESCALE by 2**(30 - shift) accepts magnitudes below 2**(shift - 1) (TOSA 1.0, apply_scale_32).
+    """
+    left, right = _find_bounds(x), _find_bounds(y)
+    if left is None or right is None:
+        return None
+    peak = max(right[1] - left[0], left[1] - right[0])
+    return 1.0 if peak < 1 << 29 else 0.5 if peak < 1 << 30 else None
+
+
+def _emit_narrow_comparison(b: Builder, kind: str, x: Value, y: Value, scale: float) -> Value:
+    """Emit a comparison by the difference, scaled and saturated to int8. Vela fuses all that with the subtraction.
+
+    RESCALE rounds half up: also with a scale of 1/2, it is positive for x > y, and otherwise negative or 0.
+    """
+    greater = b.rescale(b.sub(x, y), DType.INT8, scale)
+    if kind == "GREATER":
+        return b.clamp(greater, 0, 1)
+    less = b.rescale(b.sub(y, x), DType.INT8, scale)
+    if kind == "GREATER_EQUAL":
+        return b.table(less, _INT8_VALUES <= 0)
+    if scale == 1.0:
+        return b.table(greater, _INT8_VALUES == 0)
+    wide = b.maximum(b.rescale(greater, DType.INT32, 1.0), b.rescale(less, DType.INT32, 1.0))
+    return b.table(b.rescale(wide, DType.INT8, 1.0), _INT8_VALUES <= 0)
+
+
 def _lower_comparison(op: Op, rewriter: Rewriter) -> Value:
     b, (x, y) = rewriter.builder, op.inputs
+    if (scale := _find_difference_scale(x, y)) is not None:
+        return _emit_narrow_comparison(b, op.kind, x, y, scale)
     if op.kind == "GREATER":
         return b.rescale(_emit_greater(b, x, y), DType.INT8, 1.0)
     complement = _emit_greater(b, y, x) if op.kind == "GREATER_EQUAL" else _emit_not_equal(b, x, y)
@@ -108,8 +154,29 @@ def _lower_reduction(op: Op, rewriter: Rewriter, kind: str) -> Value:
     return rewriter.builder.reduce(kind, op.inputs[0], op.attrs["axis"])
 
 
+def _select_by_bounds(b: Builder, condition: Value, x: Value, y: Value) -> Value:
+    """Emit max(min(x, bound), min(y, other bound)) of int8 or int16 tensors.
+
+    The bound of the selected operand is the largest number of the type, and the bound of the other one the smallest.
+    """
+
+    def emit_bound(largest_if: bool) -> Value:
+        bound = b.table(condition, np.where((_INT8_VALUES > 0) == largest_if, 127, -128))
+        return bound if x.dtype is DType.INT8 else b.rescale(bound, DType.INT16, 259.0)  # saturates
+
+    def compute(function: Callable[[Value, Value], Value], left: Value, right: Value) -> Value:
+        wide = function(b.rescale(left, DType.INT32, 1.0), b.rescale(right, DType.INT32, 1.0))
+        return b.rescale(wide, x.dtype, 1.0)
+
+    bounded = compute(b.minimum, x, emit_bound(True)), compute(b.minimum, y, emit_bound(False))
+    return compute(b.maximum, *bounded)
+
+
 def _lower_select(op: Op, rewriter: Rewriter) -> Value:
-    """Lower SELECT(condition, x, y) to x * condition + y * (1 - condition), without terms that are 0."""
+    """Lower SELECT(condition, x, y) to x * condition + y * (1 - condition), without terms that are 0.
+
+    If both terms are needed, int8 and int16 operands are bounded instead (``_select_by_bounds``).
+    """
     b, (condition, x, y), dtype = rewriter.builder, op.inputs, op.output.dtype
 
     def multiply_by_mask(value: Value, mask: Value) -> Value:
@@ -119,6 +186,8 @@ def _lower_select(op: Op, rewriter: Rewriter) -> Value:
 
     choices = [(x, condition), (y, _emit_not(b, condition))]
     nonzero_choices = [choice for choice in choices if not _is_scalar(choice[0], 0)] or choices[:1]
+    if len(nonzero_choices) == 2 and dtype in (DType.INT8, DType.INT16):
+        return _select_by_bounds(b, condition, x, y)
     terms = [multiply_by_mask(*choice) for choice in nonzero_choices]
     return terms[0] if len(terms) == 1 else _emit_sum(b, *terms)
 
