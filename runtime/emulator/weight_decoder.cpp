@@ -425,6 +425,8 @@ void walk(const Configuration& npu, const WeightLayout& layout, int32_t core, Vi
 
 // Maximum number of values. It limits the memory for a damaged stream. Streams of real networks have fewer values.
 constexpr size_t kMaxWeights = size_t{1} << 28;
+// Weights to reserve for each byte of a stream. Only streams with long runs of zeros have more.
+constexpr size_t kReservedWeightsPerByte = 32;
 
 // Counts the values of a core, with their padding.
 size_t count_values(const Configuration& npu, const WeightLayout& l, int32_t core) {
@@ -438,7 +440,8 @@ Status decode_values(const WeightLayout& l, int32_t core, Bytes stream, size_t w
   if (wanted > kMaxWeights) {
     return failure(Error::kWeights, "there are % weights with their padding", static_cast<int64_t>(wanted));
   }
-  values->reserve(wanted);
+  // A damaged stream may be much shorter than its number of weights.
+  values->reserve(std::min(wanted, stream.size * kReservedWeightsPerByte));
   if (!(l.fast ? decode_fast(stream, wanted, values) : decode_standard(stream, wanted, values))) {
     return failure(Error::kWeights, "the weights of core % are damaged: % values are needed, the stream has % bytes",
                    core, static_cast<int64_t>(wanted), static_cast<int64_t>(stream.size));
@@ -483,6 +486,7 @@ Status decode_fast_stream(const Configuration& npu, const WeightLayout& l, Bytes
       start += count;
     }
   }
+  weights->resize(l.count());
   for (int32_t core = 0; core < cores; ++core) {
     store_values(npu, l, core, values_by_core[static_cast<size_t>(core)], weights);
   }
@@ -537,7 +541,7 @@ Status decode_weights(const Configuration& npu, const WeightLayout& layout, cons
   if (layout.ofm_block_depth < static_cast<int32_t>(npu.cores)) {
     return failure(Error::kShape, "blocks of % channels for % cores", layout.ofm_block_depth, npu.cores);
   }
-  weights->assign(layout.count(), 0);
+  weights->clear();
   if (layout.fast) {
     return decode_fast_stream(npu, layout, streams[0], weights);
   }
@@ -550,6 +554,7 @@ Status decode_weights(const Configuration& npu, const WeightLayout& layout, cons
     if (!status.ok()) {
       return status;
     }
+    weights->resize(layout.count());  // not before: the memory would be that of a damaged stream's registers
     store_values(npu, layout, core, values, weights);
   }
   return {};
