@@ -20,7 +20,7 @@ RECIPES = "arm_recipes"
 
 LAYERS: Mapping[str, tuple[set[str], ...]] = {
     CORE: (
-        {"errors", "disk_cache", "dtype", "permutation", "qparams", "scalar_kind", "similar_names"}
+        {"errors", "disk_cache", "dtype", "format_count", "permutation", "qparams", "scalar_kind", "similar_names"}
         | {"nodes", "graph_edits", "workers", "program"},
         {"targets"},
         {"tosa"},
