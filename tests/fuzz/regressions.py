@@ -762,4 +762,10 @@ REGRESSIONS = [
         (_x(1, 5, low=-2e-6, high=2e-6), _x(29, 1, low=99, high=101)),
         ("TOSA_INT8", "ETHOSU_U55_INT8", "ETHOSU_U85_INT8"),
     ),
+    Regression(
+        "sum_of_a_slice_that_broadcasts_both",
+        lambda x, y: aten.add(y, x[4:5].permute(3, 2, 1, 0).unsqueeze(3).permute(4, 3, 2, 1, 0), alpha=2).relu().relu(),
+        (_x(5, 2, 4, 3), _x(5, 2, 1, 4, 1, high=1.9947237968444824)),
+        ("ETHOSU_U55_INT8", "ETHOSU_U65_INT8"),
+    ),
 ]

@@ -202,8 +202,11 @@ def _fuses_all_operand_rescales(op: Op, rewriter: Rewriter) -> bool:
     """Whether Vela fuses the RESCALEs of all operands into ``op``, so that Vela emits no operation for them.
 
     If all readers of a RESCALE are arithmetic, Vela duplicates the RESCALE and fuses the duplicates. Exception: Vela
-    first fuses RESCALEs into their producers where possible, and does not duplicate these.
+    first fuses RESCALEs into their producers where possible, and does not duplicate these. If ``op`` broadcasts both
+    operands, Vela may repeat one of them first, and fuses none.
     """
+    if len(op.inputs) == 2 and all(value.shape != op.output.shape for value in op.inputs):
+        return False
     if _fuses_scaled_sum(op, rewriter) or _fuses_unit_rescales_of_operands(op, rewriter):
         return True
     are_duplicated = absorbs_widening(op) and all(_gets_own_rescale_per_reader(value, rewriter) for value in op.inputs)
