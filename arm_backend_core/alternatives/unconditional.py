@@ -141,8 +141,7 @@ def copy_constant(op: Op, rewriter: Rewriter) -> Value | None:
         is_broadcast = constant.dtype is DType.INT32 and 1 < constant.size <= op.output.size // min_rows
         if constant.data is not None and is_broadcast and op.inputs[1 - i].data is None:
             copy = b.maximum(constant, b.const(np.full((1,) * constant.rank, constant.data.min()), DType.INT32))
-            inputs = (copy, op.inputs[1]) if i == 0 else (op.inputs[0], copy)
-            return b.emit(op.kind, inputs, op.output.dtype, **op.attrs)
+            return _emit_with_operand(op, i, copy, b)
     return None
 
 
@@ -169,10 +168,14 @@ def copy_narrow_constant(op: Op, rewriter: Rewriter) -> Value | None:
         is_saving = is_last_broadcast if constant.dtype is DType.INT8 else op.kind == "MUL"
         if is_saving and constant.size <= op.output.size // (2 if is_last_broadcast else 4):
             copy = emit_copy(constant, b)
-            inputs = list(op.inputs)
-            inputs[i] = copy if rescale is None else _emit_like(rescale, copy, b)
-            return b.emit(op.kind, inputs, op.output.dtype, **op.attrs)
+            return _emit_with_operand(op, i, copy if rescale is None else _emit_like(rescale, copy, b), b)
     return None
+
+
+def _emit_with_operand(op: Op, index: int, operand: Value, b: Builder) -> Value:
+    """Emit ``op`` with another operand at ``index``."""
+    inputs = [*op.inputs[:index], operand, *op.inputs[index + 1 :]]
+    return b.emit(op.kind, inputs, op.output.dtype, **op.attrs)
 
 
 def _is_split_by_vela(op: Op) -> bool:

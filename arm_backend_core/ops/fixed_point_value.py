@@ -126,11 +126,7 @@ class FixedPoint:
 
     def to_int16(self) -> FixedPoint:
         """Convert int8 or int16 to int16 with zero point 0, at the same scale."""
-        if self.dtype is DType.INT16:
-            return self
-        if self.value.data is not None:
-            return FixedPoint.const(self.b, self.value.data.astype(np.int64) - self.zero_point, DType.INT16, self.scale)
-        return self.rescale(DType.INT16, 1.0)
+        return self if self.dtype is DType.INT16 else self.to_int16_at(self.scale)
 
     def to_int16_at(self, scale: float) -> FixedPoint:
         """Convert int8 to int16 with zero point 0 at ``scale``; a constant is converted at compile time and saturates.
@@ -138,9 +134,8 @@ class FixedPoint:
         A computed int16 operand is returned as it is; ``scale`` must be its scale.
         """
         if self.value.data is not None:
-            integers = np.rint((self.value.data.astype(np.float64) - self.zero_point) * (self.scale / scale))
-            clipped = np.clip(integers, *DType.INT16.range).astype(np.int64)
-            return FixedPoint.const(self.b, clipped, DType.INT16, scale)
+            integers = np.clip(self._constant_integers_at(scale), *DType.INT16.range)
+            return FixedPoint.const(self.b, integers, DType.INT16, scale)
         return self if self.dtype is DType.INT16 else self.rescale(DType.INT16, self.scale / scale)
 
     def to_int32(self) -> FixedPoint:
@@ -154,9 +149,13 @@ class FixedPoint:
         ``tosa/passes/constant_folding.py``). Other constants are converted at compile time.
         """
         if self.value.data is not None and (self.dtype is DType.INT32 or self.value.size == 1):
-            integers = np.rint((self.value.data.astype(np.float64) - self.zero_point) * (self.scale / scale))
-            return FixedPoint.const(self.b, integers.astype(np.int64), DType.INT32, scale)
+            return FixedPoint.const(self.b, self._constant_integers_at(scale), DType.INT32, scale)
         return self.rescale(DType.INT32, self.scale / scale).with_scale(scale)
+
+    def _constant_integers_at(self, scale: float) -> Array:
+        """The elements of a constant as integers with zero point 0 at ``scale``."""
+        assert self.value.data is not None
+        return np.rint((self.value.data.astype(np.float64) - self.zero_point) * (self.scale / scale)).astype(np.int64)
 
     # -- arithmetic, INT32 ---------------------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from arm_backend_core.dtype import DType
-from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops import intervals
 from arm_backend_core.ops.binary_arithmetic import div
 from arm_backend_core.ops.common_scale import to_common_rank, to_common_scale
@@ -185,16 +184,11 @@ def _integer_rule(record: Record, *, returns_remainder: bool = False) -> Rule:
         which both stay within ``RESCALE_SAFE_LIMIT``. x / 0 saturates. x % 0, which is NaN in floating point, is
         computed as the remainder of x by one quantization step of y. If |x| is smaller than a quantization step of a
         computed y, the remainder is computed at the scale of x (``_remainder_of_small_dividend``); x % 0 is then x.
-
-        Raises:
-            Unsupported: y is the number 0.
         """
         if mode.get("rounding_mode", "floor") is None:
             assert div.lower_integer is not None
             return cast(Value, div.lower_integer(cx, x, y))
         constant = _scalar_value(y)
-        if constant == 0:
-            raise Unsupported("it divides by 0, which gives NaN or infinity, and integers have neither")
         if constant and isinstance(x, Operand) and not x.is_constant:
             # For y < 0, divide_by_constant rounds -x / y and negates the quotient: floor(x / y) = -ceil(-x / y).
             floor_method = FixedPointQuotient.ceil if constant < 0 else FixedPointQuotient.floor
@@ -202,13 +196,13 @@ def _integer_rule(record: Record, *, returns_remainder: bool = False) -> Rule:
                 FixedPointQuotient.trunc if record is fmod or mode.get("rounding_mode") == "trunc" else floor_method
             )
             return divide_by_constant(cx, x, constant, method, return_remainder=returns_remainder)
-        dividend, divisor = cx.to_fixed_point(x), cx.to_fixed_point(y).to_int32().with_scale(1.0)
-        ratio = min(dividend.scale / cx.to_fixed_point(y).scale, (RESCALE_SAFE_LIMIT - 1) / dividend.peak)
+        dividend, scaled_divisor = cx.to_fixed_point(x), cx.to_fixed_point(y)
+        divisor = scaled_divisor.to_int32().with_scale(1.0)
+        ratio = min(dividend.scale / scaled_divisor.scale, (RESCALE_SAFE_LIMIT - 1) / dividend.peak)
         if returns_remainder and dividend.peak * ratio < 1:
+            is_dividend = record is fmod or (dividend.low >= 0 and scaled_divisor.low >= 0)
             result = (
-                dividend.requantize(cx.q)
-                if record is fmod
-                else _remainder_of_small_dividend(cx, dividend, cx.to_fixed_point(y))
+                dividend.requantize(cx.q) if is_dividend else _remainder_of_small_dividend(cx, dividend, scaled_divisor)
             )
             return cx.b.expand(result, cx.shape)
         bits = min(int(math.log2((RESCALE_SAFE_LIMIT - 1) / max(dividend.peak * ratio, divisor.peak))), 22)
@@ -218,9 +212,7 @@ def _integer_rule(record: Record, *, returns_remainder: bool = False) -> Rule:
         int32_context = replace(cx, result_q=None, compute_dtype=DType.INT32)
         value = record.lower(int32_context, Operand(left.value), Operand(right.value), **mode)
         if returns_remainder:
-            return FixedPoint(cx.b, value, -right.peak, right.peak, cx.to_fixed_point(y).scale * 2.0**-bits).requantize(
-                cx.q
-            )
+            return FixedPoint(cx.b, value, -right.peak, right.peak, scaled_divisor.scale * 2.0**-bits).requantize(cx.q)
         saturation = is_zero.mul(1 << 29).with_scale(1.0) * dividend.sign().with_scale(1.0)
         return (FixedPoint(cx.b, value, -left.peak - 1, left.peak) + saturation).requantize(cx.q)
 
@@ -232,8 +224,6 @@ def _remainder_of_small_dividend(cx: Context, x: FixedPoint, y: FixedPoint) -> V
 
     At the scale of y, x would lose its low bits.
     """
-    if x.low >= 0 and y.low >= 0:
-        return x.requantize(cx.q)
     x, y = to_common_rank(x.to_int32(), y.to_int32())
     is_opposite = _has_opposite_sign(replace(cx, result_q=None, compute_dtype=DType.INT32), x.value, y.value)
     added = replace(y, value=cx.b.mul(y.value, is_opposite), low=min(y.low, 0), high=max(y.high, 0))

@@ -17,7 +17,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.ops import intervals
 from arm_backend_core.ops.intervals import Interval
 from arm_backend_core.tosa.graph import Op, Value
-from arm_backend_core.tosa.operators import ELEMENTWISE, Array, evaluate
+from arm_backend_core.tosa.operators import ELEMENTWISE, Array, evaluate, find_monotonic_range
 
 #: Maximum number of operators upstream of a value that the analysis visits.
 _MAX_OPERATORS = 64
@@ -72,11 +72,7 @@ _RangeRule = Callable[[Op, list[Interval]], Interval | None]
 
 
 def _monotonic_range(op: Op, ranges: list[Interval]) -> Interval | None:
-    """Range of a monotonic function of one operand, from the function's values at both ends."""
-    if op.attrs.get("per_channel") or op.attrs.get("input_unsigned"):
-        return None
-    result = evaluate(op, [np.array(ranges[0], dtype=op.inputs[0].dtype.numpy)])
-    return None if result is None else (int(result.min()), int(result.max()))
+    return find_monotonic_range(op, *ranges[0])
 
 
 def _table_range(op: Op, ranges: list[Interval]) -> Interval:

@@ -69,8 +69,9 @@ class Hardware:
         estimates_missing_activation: Vela 5.1 adds the cycles of a table lookup to the estimate of an operation that
             has no activation.
         constant_copy_min_rows: {Vela's release: number of rows}; 64 rows for releases without an entry. From this
-            number of rows on, Vela's estimate is lower if a constant that all rows read is copied to SRAM. Used only if
-            ``estimates_missing_activation`` is true.
+            number of rows on, Vela's estimate is lower if an int32 constant that all rows read is copied to SRAM. Used
+            only if ``estimates_missing_activation`` is true. Without any entry, copies of int8 and int16 constants
+            save nothing (``alternatives/unconditional.copy_narrow_constant``).
         flattens_odd_images: a 1x1 convolution of an image with an odd number of rows or columns takes fewer cycles if
             all pixels are one row. Vela estimates this for U55 and U65 too, but there the neighbouring layers then take
             more cycles (ds_cnn: 0.4% more in total).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -179,15 +179,22 @@ class Comparison(Renderable):
             yield "Accuracy", self.accuracy.rows(self.reference)
         if self.layers:
             yield from self._layer_sections()
-        notes = [*self.notes, *_precision_notes(self.worst)]
+        if notes := [*self.notes, *self._precision_notes()]:
+            yield "Notes", [(note,) for note in notes]
+
+    def _precision_notes(self) -> Iterator[str]:
+        """Notes that explain how to select the precisions that the advice names, and whether they are needed."""
+        named = [layer.isolated.advice.precision for layer in self.worst if layer.isolated is not None]
+        precisions = dict.fromkeys(filter(None, named))
+        for precision in precisions:
+            option = f"get_recipe(..., precisions={{'module': '{precision}'}})"
+            yield f"{PRECISION_TITLES[precision]} for one module: {option}; tune() chooses modules within a budget"
         lowest = min((output.gap.sqnr for output in self.outputs if output.gap is not None), default=0.0)
-        if len(notes) > len(self.notes) and self.accuracy is None and lowest >= _HARMLESS_SQNR_DB:
-            notes.append(
+        if precisions and self.accuracy is None and lowest >= _HARMLESS_SQNR_DB:
+            yield (
                 f"an SQNR of {lowest:.1f} dB rarely changes the result of a task: measure it with labels= or metric= "
                 "before you choose a higher precision"
             )
-        if notes:
-            yield "Notes", [(note,) for note in notes]
 
     def _layer_sections(self) -> Iterator[Section]:
         has_isolated = any(layer.isolated is not None for layer in self.layers)
@@ -215,16 +222,6 @@ class Comparison(Renderable):
         listed = "" if len(selected) == len(self.layers) else f", {len(selected)} listed; frame() has all"
         sample_count = "" if self.layer_samples == self.samples else f", {self.layer_samples} samples"
         yield f"Layers in the whole program: {len(self.layers)}{sample_count}{listed}", table
-
-
-def _precision_notes(layers: Iterable[LayerComparison]) -> Iterator[str]:
-    """Notes that explain how to select the precisions that the advice on ``layers`` names."""
-    named = [layer.isolated.advice.precision for layer in layers if layer.isolated is not None]
-    for precision in dict.fromkeys(filter(None, named)):
-        yield (
-            f"{PRECISION_TITLES[precision]} for one module: get_recipe(..., precisions={{'module': '{precision}'}}); "
-            "tune() chooses modules within a budget"
-        )
 
 
 def _select_layers(layers: tuple[LayerComparison, ...]) -> list[LayerComparison]:

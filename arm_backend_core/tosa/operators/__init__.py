@@ -9,7 +9,8 @@ from arm_backend_core.tosa.graph import Op
 from arm_backend_core.tosa.operators import block_scaled, elementwise, movement, windows
 from arm_backend_core.tosa.operators.record import LEVEL_8K, OPERATORS, Array, Operator
 
-__all__ = ["ELEMENTWISE", "INJECTIVE_MOVEMENT", "LEVEL_8K", "OPERATORS", "UNARY", "Array", "Operator", "evaluate"]
+__all__ = ["ELEMENTWISE", "INJECTIVE_MOVEMENT", "LEVEL_8K", "OPERATORS", "UNARY", "Array", "Operator"]
+__all__ += ["evaluate", "find_monotonic_range"]
 _FAMILY_MODULES = (elementwise, movement, windows, block_scaled)
 
 #: Operators whose result elements each depend on one element of each operand, and whose attributes name no dimension.
@@ -39,3 +40,15 @@ def evaluate(op: Op, inputs: list[Array]) -> Array | None:
     with np.errstate(all="ignore"):
         result = record.compute(op, *inputs)
     return None if result is None else np.asarray(result, dtype=op.output.dtype.numpy, order="C")
+
+
+def find_monotonic_range(op: Op, low: int, high: int) -> tuple[int, int] | None:
+    """Range of a monotonic function of one integer operand, from the function's values at ``low`` and ``high``.
+
+    Returns:
+        The smallest and the largest result. None for a RESCALE per channel or of unsigned integers.
+    """
+    if op.attrs.get("per_channel") or op.attrs.get("input_unsigned"):
+        return None
+    ends = evaluate(op, [np.array((low, high), dtype=op.inputs[0].dtype.numpy)])
+    return None if ends is None else (int(ends.min()), int(ends.max()))

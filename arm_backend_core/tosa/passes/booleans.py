@@ -15,7 +15,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value, constant
-from arm_backend_core.tosa.operators import evaluate
+from arm_backend_core.tosa.operators import find_monotonic_range
 from arm_backend_core.tosa.passes.rewrite import Rewriter, RewriteRule, apply_once
 from arm_backend_core.tosa.vela_workarounds.copies import broadcast_constant
 
@@ -78,6 +78,12 @@ def _emit_not_equal(b: Builder, x: Value, y: Value) -> Value:
     return b.mul(difference, difference)
 
 
+def _compute_in_int32(b: Builder, function: Callable[[Value, Value], Value], x: Value, y: Value) -> Value:
+    """Apply an operator that TOSA has for INT32 only to two tensors of another type, and saturate the result to it."""
+    wide = function(b.rescale(x, DType.INT32, 1.0), b.rescale(y, DType.INT32, 1.0))
+    return b.rescale(wide, x.dtype, 1.0)
+
+
 def _find_bounds(x: Value) -> tuple[int, int] | None:
     """Smallest and largest element of a constant, or of the RESCALE of a narrow tensor; None for other values."""
     if x.data is not None:
@@ -85,10 +91,7 @@ def _find_bounds(x: Value) -> tuple[int, int] | None:
     rescale = x.producer
     if rescale is None or rescale.kind != "RESCALE" or rescale.inputs[0].dtype not in (DType.INT8, DType.INT16):
         return None
-    if rescale.attrs["per_channel"] or rescale.attrs["input_unsigned"]:
-        return None
-    ends = evaluate(rescale, [np.array(rescale.inputs[0].dtype.range, rescale.inputs[0].dtype.numpy)])
-    return None if ends is None else (int(ends.min()), int(ends.max()))
+    return find_monotonic_range(rescale, *map(int, rescale.inputs[0].dtype.range))
 
 
 def _find_difference_scale(x: Value, y: Value) -> float | None:
@@ -108,16 +111,17 @@ def _emit_narrow_comparison(b: Builder, kind: str, x: Value, y: Value, scale: fl
 
     RESCALE rounds half up: also with a scale of 1/2, it is positive for x > y, and otherwise negative or 0.
     """
-    greater = b.rescale(b.sub(x, y), DType.INT8, scale)
+
+    def subtract(left: Value, right: Value) -> Value:
+        return b.rescale(b.sub(left, right), DType.INT8, scale)
+
     if kind == "GREATER":
-        return b.clamp(greater, 0, 1)
-    less = b.rescale(b.sub(y, x), DType.INT8, scale)
+        return b.clamp(subtract(x, y), 0, 1)
     if kind == "GREATER_EQUAL":
-        return b.table(less, _INT8_VALUES <= 0)
+        return b.table(subtract(y, x), _INT8_VALUES <= 0)
     if scale == 1.0:
-        return b.table(greater, _INT8_VALUES == 0)
-    wide = b.maximum(b.rescale(greater, DType.INT32, 1.0), b.rescale(less, DType.INT32, 1.0))
-    return b.table(b.rescale(wide, DType.INT8, 1.0), _INT8_VALUES <= 0)
+        return b.table(subtract(x, y), _INT8_VALUES == 0)
+    return b.table(_compute_in_int32(b, b.maximum, subtract(x, y), subtract(y, x)), _INT8_VALUES <= 0)
 
 
 def _lower_comparison(op: Op, rewriter: Rewriter) -> Value:
@@ -135,9 +139,7 @@ def _emit_not(b: Builder, x: Value) -> Value:
 
 
 def _emit_sum(b: Builder, x: Value, y: Value) -> Value:
-    if x.dtype is DType.INT32:
-        return b.add(x, y)
-    return b.rescale(b.add(*(b.rescale(value, DType.INT32, 1.0) for value in (x, y))), x.dtype, 1.0)
+    return b.add(x, y) if x.dtype is DType.INT32 else _compute_in_int32(b, b.add, x, y)
 
 
 def _lower_logic(op: Op, rewriter: Rewriter) -> Value:
@@ -164,12 +166,8 @@ def _select_by_bounds(b: Builder, condition: Value, x: Value, y: Value) -> Value
         bound = b.table(condition, np.where((_INT8_VALUES > 0) == largest_if, 127, -128))
         return bound if x.dtype is DType.INT8 else b.rescale(bound, DType.INT16, 259.0)  # saturates
 
-    def compute(function: Callable[[Value, Value], Value], left: Value, right: Value) -> Value:
-        wide = function(b.rescale(left, DType.INT32, 1.0), b.rescale(right, DType.INT32, 1.0))
-        return b.rescale(wide, x.dtype, 1.0)
-
-    bounded = compute(b.minimum, x, emit_bound(True)), compute(b.minimum, y, emit_bound(False))
-    return compute(b.maximum, *bounded)
+    bounded = [_compute_in_int32(b, b.minimum, z, emit_bound(largest)) for z, largest in ((x, True), (y, False))]
+    return _compute_in_int32(b, b.maximum, *bounded)
 
 
 def _lower_select(op: Op, rewriter: Rewriter) -> Value:

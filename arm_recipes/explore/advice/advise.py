@@ -98,7 +98,7 @@ def _describe_float_io(tensors: Sequence[TensorInfo]) -> Iterator[str]:
     """Describe the RAM of the float32 inputs and outputs. Vela's estimates do not contain it."""
     count = sum(tensor.nbytes for tensor in tensors if tensor.dtype == "float32")
     if count:
-        yield (f"quantized_io=True: saves up to {format_bytes(count)} of RAM, the float32 copies of inputs and outputs")
+        yield f"quantized_io=True: saves up to {format_bytes(count)} of RAM, the float32 copies of inputs and outputs"
 
 
 def _find_partitioner(recipe: ExportRecipe | None) -> EthosUPartitioner | None:
