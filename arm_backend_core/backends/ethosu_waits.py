@@ -13,7 +13,7 @@ wait in these cases:
 
 - It reads the previous kernel's result with another layout, or not from the start of a row.
 - It reads that result in windows with gaps between them: the stride exceeds the window size. Vela assumes no gaps.
-- It reads that result, and its two inputs are adjacent or overlapping memory. Vela considers only one of the inputs.
+- It reads that result, and its two inputs may be parts of one tensor. Vela considers only one of the inputs.
 - It belongs to a chain (U85): kernels that pass feature maps to each other without writing them to memory.
 - It is a RESIZE. Vela assumes that it reads as many rows and columns as it writes.
 """
@@ -134,13 +134,23 @@ def _needs_kernel_wait(
     """
     (ofm_span,) = (span for span in kernels[0] if span.is_write)
     ifm_spans = [span for span in kernels[1] if not span.is_write]
-    are_adjacent = len(ifm_spans) > 1 and _overlaps(ifm_spans[0], ifm_spans[1], distance=1)
-    for map_registers, ifm_span in zip(FEATURE_MAP_REGISTERS[::2], ifm_spans, strict=False):
-        first, row, *others = _feature_map_layout(registers, map_registers)
-        is_whole_rows = [row, *others] == [*ofm_layout[1:]] and not (first - ofm_layout[0]) % (row or 1)
-        if _overlaps(ifm_span, ofm_span) and (are_adjacent or has_gaps or not is_whole_rows):
-            return True
-    return False
+    layouts = [_feature_map_layout(registers, map_registers) for map_registers in FEATURE_MAP_REGISTERS[::2]]
+    must_wait = has_gaps or (len(ifm_spans) > 1 and _may_be_one_tensor(ifm_spans, layouts))
+    return any(
+        _overlaps(span, ofm_span) and (must_wait or not _have_same_rows(layout, ofm_layout))
+        for span, layout in zip(ifm_spans, layouts, strict=False)
+    )
+
+
+def _may_be_one_tensor(spans: list[MemoryAccess], layouts: list[tuple[int, ...]]) -> bool:
+    """Whether two feature maps may be parts of one tensor: rows of it, or adjacent or overlapping memory."""
+    are_rows = spans[0].region == spans[1].region and _have_same_rows(*layouts)
+    return are_rows or _overlaps(spans[0], spans[1], distance=1)
+
+
+def _have_same_rows(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+    """Whether two feature maps of these layouts consist of rows of one tensor, if they belong to one tensor."""
+    return a[1:] == b[1:] and not (a[0] - b[0]) % (a[1] or 1)
 
 
 def _overlaps(a: MemoryAccess, b: MemoryAccess, distance: int = 0) -> bool:

@@ -297,6 +297,12 @@ def _read_joined(b: Builder, x: Value, y: Value) -> Value:
     return b.minimum(b.slice(whole, (1, 0), (1, 64)), b.slice(whole, (0, 0), (1, 64)))
 
 
+def _read_padded(b: Builder, x: Value) -> Value:
+    """Both parts contain padding rows. In NHCWB16, unused channels separate the memory of the two parts."""
+    whole = b.pad(x, ((0, 0), (2, 2), (0, 0), (0, 0)), 0)
+    return b.mul(b.slice(whole, (0, 0, 0, 0), (1, 4, 5, 3)), b.slice(whole, (0, 4, 0, 0), (1, 4, 5, 3)))
+
+
 def _read_part_and_whole(b: Builder, x: Value) -> Value:
     whole = _raised(b, x)
     return b.minimum(whole, b.slice(whole, (0, 0), (64, 1)))
@@ -676,6 +682,33 @@ def _two_slices_of_rescale(b: Builder, x: Value, scale: float, shape: tuple[int,
     parts = [b.slice(rows, (0,) * (len(shape) - 2) + (i, 0), (*shape[:-2], height - 1, width)) for i in (0, 1)]
     numbers = [b.const(np.full((1,) * len(shape), number), DType.INT32) for number in (7, 9)]
     return tuple(b.add(part, number) for part, number in zip(parts, numbers, strict=True))
+
+
+def _product_of_parts(b: Builder, x: Value, shape: tuple[int, ...]) -> Value:
+    """The product of the first and the last two columns of a RESHAPE."""
+    rows, columns = b.reshape(x, shape), shape[-1]
+    first = (0,) * (len(shape) - 1)
+    left, right = (b.slice(rows, (*first, start), (*shape[:-1], 2)) for start in (0, columns - 2))
+    return b.mul(left, right)
+
+
+def _upsampled_parts(b: Builder, x: Value) -> Value:
+    weight = b.const(np.arange(-3, 5).reshape(1, 2, 2, 2), DType.INT8)
+    upsampled = b.transpose_conv2d(x, weight, b.const([0], DType.INT32), out_pad=(0, 0, 0, 0), stride=(2, 2))
+    return _product_of_parts(b, b.rescale(upsampled, DType.INT8, 0.03), (2, 4, 4, 6))
+
+
+def _averaged_parts(b: Builder, x: Value) -> Value:
+    return _product_of_parts(b, b.rescale(b.avg_pool2d(x, (2, 2), (1, 1), (1, 1, 1, 1)), DType.INT8, 0.5), (10, 50))
+
+
+def _maximum_parts(b: Builder, x: Value) -> Value:
+    return _product_of_parts(b, b.rescale(b.reduce("REDUCE_MAX", x, 2), DType.INT8, 0.5), (2, 4, 4))
+
+
+def _square_of_slice(b: Builder, x: Value) -> Value:
+    scaled = b.reshape(b.rescale(b.slice(x, (0, 0, 1, 0), (2, 4, 1, 4)), DType.INT8, 0.5), (2, 4, 4))
+    return b.mul(scaled, scaled)
 
 
 def _chosen(b: Builder, x: Value, y: Value) -> Value:
@@ -1183,6 +1216,10 @@ REPRODUCERS = (
         _U85,
         _VELA_5_2,
     ),
+    Reproducer("upsampled_parts", _upsampled_parts, (((8, 2, 3, 2), DType.INT8),), _ALL, releases=_VELA_5_2),
+    Reproducer("averaged_parts", _averaged_parts, (((4, 4, 4, 5), DType.INT8),), _ALL, releases=_VELA_5_2),
+    Reproducer("maximum_parts", _maximum_parts, (((2, 4, 4, 4), DType.INT8),), _U85, _U85, _VELA_5_2),
+    Reproducer("square_of_slice", _square_of_slice, (((2, 4, 4, 4), DType.INT8),), _U85, _U85, _VELA_5_2),
     Reproducer(
         "clipped_product",
         partial(_product_rescaled, first=1.0, second=128.0, dtype=DType.INT16, zero_point=0),
@@ -1506,5 +1543,7 @@ STARTS_TOO_EARLY = [
     Reproducer("read_joined", _read_joined, (((1, 64), DType.INT32),) * 2, _U85, releases=_VELA_5_1),
     Reproducer("read_tiled", _read_tiled, (((20, 1), DType.INT8),), _U55_U65),
     Reproducer("read_tiled", _read_tiled, (((20, 1), DType.INT8),), _U85, releases=_VELA_5_1),
+    Reproducer("read_padded", _read_padded, (((1, 4, 5, 3), DType.INT8),), _U55_U65),
+    Reproducer("read_padded", _read_padded, (((1, 4, 5, 3), DType.INT8),), _U85, releases=_VELA_5_1),
     Reproducer("turned_images", _turned_images, (((32, 16), DType.INT8),), _U55_U65),
 ]

@@ -35,6 +35,8 @@ _UNSCALED_KINDS = (*_UNARY_INTEGER, "BITWISE_AND", "BITWISE_OR", "BITWISE_XOR")
 #: If only operators of these kinds read a RESCALE, Vela duplicates the RESCALE for each of them. CAST is one of these
 #: kinds, because Vela first lowers CAST to ADD.
 RESCALE_DUPLICATING_KINDS = frozenset({*NONUNARY, *_UNARY_INTEGER, "CAST"})
+#: Name for a RESHAPE across which Vela fuses operations (``Hardware.ignores_unit_axes``).
+UNIT_RESHAPE = "RESHAPE of unit axes"
 #: Operators that clip to their own result type, although Vela fuses a RESCALE to a wider type into them.
 _OWN_TYPE_CLIPPING_KINDS = (NONUNARY - {"INTDIV"}) | {"BITWISE_NOT", "CAST", "MAX_POOL2D", "RESIZE", "SELECT"}
 
@@ -224,14 +226,15 @@ def readers_past_views(value: Value, rewriter: Rewriter, passed: frozenset[str])
         passed: the operator kinds that the search has already passed. An empty set starts a search.
 
     Yields:
-        (reader, passed kinds). Example: (ADD, {"RESHAPE", "SLICE"}) if the ADD reads a SLICE of a RESHAPE. For U85, the
-        passed kinds do not include a RESHAPE that adds or removes only dimensions of size 1.
+        (reader, passed kinds). Example: (ADD, {"RESHAPE", "SLICE"}) if the ADD reads a SLICE of a RESHAPE. For U85, a
+        RESHAPE that adds or removes only dimensions of size 1 is ``UNIT_RESHAPE`` instead.
     """
     for reader in rewriter.users(value) or ():
         if is_pure_reshape(reader):
             is_size_one = equal_without_ones(reader.output.shape, value.shape)
             is_transparent = is_size_one and rewriter.builder.target.hardware.ignores_unit_axes
-            yield from readers_past_views(reader.output, rewriter, passed if is_transparent else passed | {"RESHAPE"})
+            kind = UNIT_RESHAPE if is_transparent else "RESHAPE"
+            yield from readers_past_views(reader.output, rewriter, passed | {kind})
         elif reader.kind == "SLICE":
             yield from readers_past_views(reader.output, rewriter, passed | {"SLICE"})
         else:

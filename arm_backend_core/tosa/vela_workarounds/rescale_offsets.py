@@ -24,6 +24,7 @@ from arm_backend_core.tosa.vela_workarounds.fused_rescales import (
     NARROW_TYPES,
     NONUNARY,
     RESCALE_DUPLICATING_KINDS,
+    UNIT_RESHAPE,
     is_pure_reshape,
     readers_past_views,
     rescale_copy,
@@ -34,6 +35,8 @@ from arm_backend_core.tosa.vela_workarounds.workaround import AnyWorkaround, Wor
 _RESULT_SCALING_KINDS = (
     *("AVG_POOL2D", "CONV2D", "CONV3D", "DEPTHWISE_CONV2D", "MATMUL", "REDUCE_SUM", "TRANSPOSE_CONV2D"),
 )
+#: Operators that fuse the RESCALE of their result only after Vela duplicates it for its readers.
+_LATE_SCALING_KINDS = ("AVG_POOL2D", "CONV3D", "TRANSPOSE_CONV2D")
 #: Operators that Vela implements by writing each operand at its offset in the result.
 _CONCATENATION_KINDS = ("CONCAT", "PAD", "TILE")
 #: Operators into which Vela never fuses a RESCALE.
@@ -139,10 +142,13 @@ def _is_duplicated_for_reshape(op: Op, rewriter: Rewriter) -> bool:
 
     Bug ``duplicated_rescale_reshape``: each duplicate writes the shape of its reader, but reads the shape before the
     RESHAPE. If the reader fuses its duplicate, both shapes are correct. But if the reader also reads through a SLICE,
-    its offset is wrong even if it fuses its duplicate: Vela computes the offset in the shape before the RESHAPE.
+    or ``op`` reads a SLICE, the offset is wrong even if the reader fuses its duplicate, or if the RESHAPE adds or
+    removes only dimensions of size 1: Vela computes the offset in the shape of the other side of the RESHAPE.
     """
     readers = _duplicating_readers(op, rewriter)
-    if any({"SLICE", "RESHAPE"} <= between for _, between in readers):
+    source, _ = trace_back(op.inputs[0], _is_size_one_reshape)
+    sliced = {"SLICE"} if producer(source, "SLICE") is not None else set()
+    if any("SLICE" in between | sliced and between & {"RESHAPE", UNIT_RESHAPE} for _, between in readers):
         return True
     return any("RESHAPE" in between for _, between in readers) and not _all_absorb_widening(op, readers)
 
@@ -150,13 +156,15 @@ def _is_duplicated_for_reshape(op: Op, rewriter: Rewriter) -> bool:
 def _duplicating_readers(op: Op, rewriter: Rewriter) -> list[tuple[Op, frozenset[str]]]:
     """The readers for which Vela duplicates the RESCALE ``op``. Empty if Vela does not duplicate it.
 
-    Vela does not duplicate a RESCALE that the producer of its operand fuses.
+    Vela does not duplicate a RESCALE that the producer of its operand fuses, except for ``_LATE_SCALING_KINDS``.
 
     Returns:
-        (reader, "RESHAPE" and "SLICE" if such operators are between ``op`` and the reader). Example:
+        (reader, "RESHAPE", ``UNIT_RESHAPE`` and "SLICE" if such operators are between ``op`` and the reader). Example:
         [(ADD, {"SLICE"}), (MUL, set())].
     """
-    if op.output.dtype in NARROW_TYPES and _fuses_into_producer(op, rewriter):
+    before = op.inputs[0].producer
+    is_fused_late = before is not None and before.kind in _LATE_SCALING_KINDS
+    if op.output.dtype in NARROW_TYPES and not is_fused_late and _fuses_into_producer(op, rewriter):
         return []
     readers = list(_final_readers(op.output, rewriter, frozenset()))
     is_duplicated = all(
