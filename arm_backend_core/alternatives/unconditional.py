@@ -21,8 +21,7 @@ from arm_backend_core.tosa.passes.peephole_fusion import has_unit_scale_and_no_z
 from arm_backend_core.tosa.passes.pipeline import merge_reshapes
 from arm_backend_core.tosa.passes.rewrite import Rewriter, apply_once, producer
 from arm_backend_core.tosa.vela_workarounds.copies import broadcast_constant, emit_copy
-from arm_backend_core.tosa.vela_workarounds.fused_rescales import LOST_MAXIMUM_SCALE_WORKAROUND
-from arm_backend_core.tosa.vela_workarounds.rescale_offsets import absorbs_widening
+from arm_backend_core.tosa.vela_workarounds.fused_rescales import LOST_MAXIMUM_SCALE_WORKAROUND, absorbs_widening
 from arm_backend_core.tosa.vela_workarounds.workaround import is_needed
 
 #: Operators that write an element in less than the one cycle that a table takes.

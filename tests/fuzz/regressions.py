@@ -576,6 +576,12 @@ REGRESSIONS = [
         (_x(3, 1, 5),),
         ("ETHOSU_U85_INT8",),
     ),
+    Regression(
+        "softmax_of_col2im",
+        lambda x: torch.softmax(aten.col2im(x, [5, 5], [1, 2], [2, 1], [0, 0], [2, 1]), 3),
+        (_x(2, 8, 12, low=1, high=5),),
+        ("ETHOSU_U85_INT8",),
+    ),
     Regression("histc", lambda x: torch.histc(x, 5, -1, 2), (_x(30),), ("ETHOSU_U85_INT8",)),
     Regression("histogram_empty", lambda x: torch.histogram(x, 4), (_x(2, 0),), _FP),
     Regression(

@@ -838,6 +838,23 @@ def _turned_difference(b: Builder, x: Value) -> Value:
     return b.rescale(b.transpose(difference, (1, 2, 3, 0)), DType.INT16, 2.0**-6)
 
 
+def _twice_clipped(b: Builder, x: Value) -> Value:
+    clipped = b.rescale(b.rescale(x, DType.INT8, 2.0), DType.INT32, 1.0)
+    return b.add(clipped, clipped)
+
+
+def _clipped_to_int16(b: Builder, x: Value, y: Value) -> Value:
+    """The NPU reads both operands as int8, if Vela fuses the RESCALE to int16."""
+    clipped = b.rescale(b.rescale(x, DType.INT16, 1000.0), DType.INT32, 1.0)
+    return b.add(clipped, b.rescale(y, DType.INT32, 1.0))
+
+
+def _clipped_beside_shared(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
+    shared = b.rescale(b.rescale(x, DType.INT8, 0.5), DType.INT32, 1.0)
+    clipped = b.rescale(b.rescale(y, DType.INT8, 3.0), DType.INT32, 1.0)
+    return b.add(shared, b.rescale(y, DType.INT32, 1.0)), b.maximum(shared, clipped)
+
+
 def _least_narrowed(b: Builder, x: Value) -> Value:
     term = b.rescale(b.rescale(x, DType.INT8, 3.0), DType.INT32, 1.0)
     return b.minimum(term, term)
@@ -1300,6 +1317,11 @@ REPRODUCERS = (
         "unequal_scales_after_two", _summed_after_two, (((1, 2, 3, 4), DType.INT8),), _U55_U65, releases=_VELA_5_2
     ),
     Reproducer("unclipped_operand", _least_narrowed, (((1, 2, 3, 4), DType.INT16),), _U85, releases=_VELA_5_2),
+    Reproducer("twice_clipped", _twice_clipped, (((2, 3, 4), DType.INT8),), _U85, releases=_VELA_5_2),
+    Reproducer("clipped_to_int16", _clipped_to_int16, (((2, 3, 4), DType.INT8),) * 2, _U85, releases=_VELA_5_2),
+    Reproducer(
+        "clipped_beside_shared", _clipped_beside_shared, (((2, 3, 4), DType.INT8),) * 2, _U85, releases=_VELA_5_2
+    ),
     Reproducer(
         "duplicated_rescale_slice_of_casts", _cast_parts, (((1, 3, 4, 6), DType.INT32),), _U55_U65, releases=_VELA_5_2
     ),

@@ -23,7 +23,7 @@ from arm_backend_core.tosa.passes.peephole_fusion import (
 from arm_backend_core.tosa.passes.peephole_movement import equal_without_ones
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, skip_through, trace_back
 from arm_backend_core.tosa.vela_workarounds.copies import broadcast_constant, copy_result, emit_copy
-from arm_backend_core.tosa.vela_workarounds.narrowing import DATA_MOVEMENT
+from arm_backend_core.tosa.vela_workarounds.narrowing import DATA_MOVEMENT, may_clip
 from arm_backend_core.tosa.vela_workarounds.workaround import AnyWorkaround, Workaround
 
 NARROW_TYPES = (DType.INT8, DType.INT16)
@@ -249,6 +249,29 @@ def is_pure_reshape(op: Op) -> bool:
     return is_free_permutation(x.shape, identity(x.rank), tuple(op.attrs["perms"]))
 
 
+def absorbs_widening(op: Op) -> bool:
+    """Whether Vela can fuse the RESCALEs by 1 from int8 or int16 into ``op``, their reader.
+
+    ``op`` must be a REDUCE_SUM or have two operands and be elementwise. All operands must be such RESCALEs, from the
+    same type.
+    """
+    terms = [producer(value, "RESCALE") for value in op.inputs]
+    dtypes = {term.inputs[0].dtype for term in terms if term is not None and log2_scale(term) == 0}
+    is_binary = op.kind in NONUNARY and len(terms) == 2
+    are_identity = all(term is not None and log2_scale(term) == 0 for term in terms)
+    return (op.kind == "REDUCE_SUM" or is_binary) and are_identity and len(dtypes) == 1 and dtypes <= {*NARROW_TYPES}
+
+
+def fuses_unit_rescales_of_operands(op: Op, rewriter: Rewriter) -> bool:
+    """Whether Vela fuses the RESCALEs by 1 of all operands into ``op``, which is their only reader."""
+    return absorbs_widening(op) and is_sole_reader(op, rewriter)
+
+
+def is_sole_reader(op: Op, rewriter: Rewriter) -> bool:
+    """Whether ``op`` is the only reader of each of its operands."""
+    return all(rewriter.has_one_use(value) for value in op.inputs)
+
+
 def rescale_copy(op: Op, match: bool, rewriter: Rewriter) -> Value:
     """Emit the RESCALE of a copy x * 1 of its operand.
 
@@ -288,20 +311,28 @@ def _is_skippable(op: Op) -> bool:
 
 
 def _loses_clipping_in_reader(op: Op, rewriter: Rewriter) -> bool:
-    """Match a RESCALE from int16 to int8, then a RESCALE by 1 to more bits, then an elementwise operator or CAST.
+    """Match a RESCALE of int8 or int16 that may clip, then a RESCALE by 1 to more bits, then an elementwise op or CAST.
 
-    Bug ``unclipped_operand``: Vela fuses both RESCALEs into the last operator, which does not clip its operand to int8.
+    Bug ``unclipped_operand``: Vela fuses both RESCALEs into the last operator, which does not clip its operand. If the
+    first RESCALE is not from int16 to int8, Vela does not fuse it into an operator for which
+    ``fuses_unit_rescales_of_operands`` is true.
     """
-    if (op.inputs[0].dtype, op.output.dtype) != (DType.INT16, DType.INT8):
+    if not {op.inputs[0].dtype, op.output.dtype} <= {*NARROW_TYPES} or not may_clip(op):
         return False
-    rescales = [
-        reader for reader, _ in readers_past_views(op.output, rewriter, frozenset()) if reader.kind == "RESCALE"
-    ]
+    narrows = op.output.dtype.bytes < op.inputs[0].dtype.bytes
+
+    def is_fused(rescale: Op) -> bool:
+        reader = rewriter.only_user(rescale.output)
+        is_separate = not narrows and reader is not None and fuses_unit_rescales_of_operands(reader, rewriter)
+        return not is_separate and _is_read_by((*RESCALE_DUPLICATING_KINDS,), rescale, rewriter)
+
+    readers = (reader for reader, _ in readers_past_views(op.output, rewriter, frozenset()))
     return any(
-        log2_scale(rescale) == 0
-        and rescale.output.dtype.bytes > rescale.inputs[0].dtype.bytes
-        and _is_read_by((*RESCALE_DUPLICATING_KINDS,), rescale, rewriter)
-        for rescale in rescales
+        reader.kind == "RESCALE"
+        and log2_scale(reader) == 0
+        and reader.output.dtype.bytes > reader.inputs[0].dtype.bytes
+        and is_fused(reader)
+        for reader in readers
     )
 
 

@@ -108,11 +108,11 @@ def _loses_clipping_at_zero_point(op: Op, rewriter: Rewriter) -> bool:
     before = producer(x, "RESCALE")
     if before is None or op.attrs["input_zp"] or not op.attrs["output_zp"] or log2_scale(op) != 0:
         return False
-    return before.inputs[0].dtype.bytes >= before.output.dtype.bytes == op.output.dtype.bytes and _may_clip(before)
+    return before.inputs[0].dtype.bytes >= before.output.dtype.bytes == op.output.dtype.bytes and may_clip(before)
 
 
-def _may_clip(op: Op) -> bool:
-    """Whether a RESCALE to as many bits as its operand has, or to fewer, may clip.
+def may_clip(op: Op) -> bool:
+    """Whether a RESCALE may clip.
 
     A RESCALE to fewer bits is assumed to clip, unless its scale is 1 and the values of the operand fit the result type.
     """

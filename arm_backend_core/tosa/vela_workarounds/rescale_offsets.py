@@ -25,7 +25,10 @@ from arm_backend_core.tosa.vela_workarounds.fused_rescales import (
     NONUNARY,
     RESCALE_DUPLICATING_KINDS,
     UNIT_RESHAPE,
+    absorbs_widening,
+    fuses_unit_rescales_of_operands,
     is_pure_reshape,
+    is_sole_reader,
     readers_past_views,
     rescale_copy,
 )
@@ -110,19 +113,6 @@ def _is_between_concatenations(op: Op, rewriter: Rewriter) -> bool:
         return False
     reader = readers[0]
     return reader.kind == "PAD" or (reader.kind == "CONCAT" and op.output is not reader.inputs[0])
-
-
-def absorbs_widening(op: Op) -> bool:
-    """Whether Vela can fuse the RESCALEs by 1 from int8 or int16 into ``op``, their reader.
-
-    ``op`` must be a REDUCE_SUM or have two operands and be elementwise. All operands must be such RESCALEs, from the
-    same type.
-    """
-    terms = [producer(value, "RESCALE") for value in op.inputs]
-    dtypes = {term.inputs[0].dtype for term in terms if term is not None and log2_scale(term) == 0}
-    is_binary = op.kind in NONUNARY and len(terms) == 2
-    are_identity = all(term is not None and log2_scale(term) == 0 for term in terms)
-    return (op.kind == "REDUCE_SUM" or is_binary) and are_identity and len(dtypes) == 1 and dtypes <= {*NARROW_TYPES}
 
 
 def _is_duplicated_for_slice(op: Op, rewriter: Rewriter) -> bool:
@@ -215,7 +205,7 @@ def _fuses_all_operand_rescales(op: Op, rewriter: Rewriter) -> bool:
     """
     if len(op.inputs) == 2 and all(value.shape != op.output.shape for value in op.inputs):
         return False
-    if _fuses_scaled_sum(op, rewriter) or _fuses_unit_rescales_of_operands(op, rewriter):
+    if _fuses_scaled_sum(op, rewriter) or fuses_unit_rescales_of_operands(op, rewriter):
         return True
     are_duplicated = absorbs_widening(op) and all(_gets_own_rescale_per_reader(value, rewriter) for value in op.inputs)
     return are_duplicated and not any(_may_fuse_into_producer(value, rewriter) for value in op.inputs)
@@ -230,7 +220,7 @@ def _fuses_scaled_sum(op: Op, rewriter: Rewriter) -> bool:
             is_narrow = result.dtype in NARROW_TYPES and not _merges_to_int32(rescale, rewriter)
             return (
                 is_narrow
-                and _is_sole_reader(op, rewriter)
+                and is_sole_reader(op, rewriter)
                 and _has_fusible_scales([value.producer for value in op.inputs])
             )
     return False
@@ -239,28 +229,18 @@ def _fuses_scaled_sum(op: Op, rewriter: Rewriter) -> bool:
 def _merges_to_int32(op: Op, rewriter: Rewriter) -> bool:
     """Whether Vela merges the RESCALE ``op`` with a following RESCALE by 1 to int32. RESHAPEs may be between the two.
 
-    Vela does not merge them if an operator fuses the last one (``_fuses_unit_rescales_of_operands``).
+    Vela does not merge them if an operator fuses the last one (``fuses_unit_rescales_of_operands``).
     """
     result = op.output
     while (reader := rewriter.only_user(result)) is not None:
         if reader.kind == "RESCALE" and _merges_with(op, reader, rewriter):
             if reader.output.dtype is DType.INT32:
                 consumer = rewriter.only_user(reader.output)
-                return consumer is None or not _fuses_unit_rescales_of_operands(consumer, rewriter)
+                return consumer is None or not fuses_unit_rescales_of_operands(consumer, rewriter)
         elif not is_pure_reshape(reader):
             return False
         result = reader.output
     return False
-
-
-def _fuses_unit_rescales_of_operands(op: Op, rewriter: Rewriter) -> bool:
-    """Whether Vela fuses the RESCALEs by 1 of all operands into ``op``, which is their only reader."""
-    return absorbs_widening(op) and _is_sole_reader(op, rewriter)
-
-
-def _is_sole_reader(op: Op, rewriter: Rewriter) -> bool:
-    """Whether ``op`` is the only reader of each of its operands."""
-    return all(rewriter.has_one_use(value) for value in op.inputs)
 
 
 def _has_fusible_scales(terms: list[Op | None]) -> bool:
