@@ -103,6 +103,17 @@ ROWS: dict[str, tuple[Callable[..., Any], Sequence[Tensor]]] = {
     "softmax_scalar": (lambda x: torch.softmax(x, 0), [torch.tensor(2.0)]),
     "log_softmax_scalar": (lambda x: torch.log_softmax(x, 0), [torch.tensor(2.0)]),
     "sum_of_scalar": (lambda x: x.sum(dim=0) + x.amax(0) + x.mean(0), [torch.tensor(2.0)]),
+    "cholesky_inverse_infinite": (
+        torch.cholesky_inverse,
+        [
+            torch.tensor(
+                [
+                    [[2.0, 0.0, 0.0], [INF, 1.5, 0.0], [0.5, -1.0, 1.0]],
+                    [[2.0, 9.0, 9.0], [1.0, 1.0, 9.0], [0.5, INF, 1.0]],
+                ]
+            )
+        ],
+    ),
     "compare": (lambda x, y: (x == y, x != y, x > y, x >= y, x < y, x <= y), [EDGES, EDGES.roll(1)]),
     "maximum": (lambda x, y: (torch.maximum(x, y), torch.minimum(x, y)), [EDGES, EDGES.roll(1)]),
     "topk_largest": (lambda x: _stable_topk(x, True), [RANKED]),

@@ -6,6 +6,7 @@ quantization steps than Gaussian elimination.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -325,8 +326,21 @@ def cholesky_solve(b: Tensor, a: Tensor, upper: bool = False) -> Tensor:
 
 @decomposition(aten.cholesky_inverse.default)
 def cholesky_inverse(a: Tensor, upper: bool = False) -> Tensor:
-    """Inverse of L @ L^T, or of U^T @ U, from the Cholesky factor."""
-    return cholesky_solve(torch.eye(a.shape[-1], dtype=a.dtype), a, upper)
+    """Inverse of L @ L^T, or of U^T @ U, from the Cholesky factor.
+
+    The inverse is M^T @ M for M = L^-1. As in LAPACK, the zeros above the diagonal of L and M are not multiplied, so
+    that an infinite element of L does not make the other results NaN.
+    """
+    n, lower = a.shape[-1], a.mT if upper else a
+    rows: list[Tensor] = []  # row i of M up to the diagonal, i + 1 elements
+    inverse = torch.zeros(a.shape, dtype=a.dtype)
+    for i in range(n):
+        products = [F.pad(lower[..., i, k, None] * row, (0, i - 1 - k)) for k, row in enumerate(rows)]
+        ones = torch.ones((*a.shape[:-2], 1), dtype=a.dtype)
+        row = torch.cat([-functools.reduce(torch.add, products), ones], -1) if products else ones
+        rows.append(row / lower[..., i, i, None])
+        inverse = inverse + F.pad(rows[i].unsqueeze(-1) * rows[i].unsqueeze(-2), (0, n - 1 - i) * 2)
+    return inverse
 
 
 @decomposition(aten.triangular_solve.default)
