@@ -1,6 +1,7 @@
 """Axis splitting: trace how RESHAPE and TRANSPOSE move factors of dimensions.
 
-For example, a RESHAPE from [6, C] to [2, 3, C] splits the first dimension into factors of 2 and 3.
+For example, a RESHAPE from [6, C] to [2, 3, C] splits the first dimension into factors of 2 and 3 (MLIR's
+``expand_shape``; the opposite is ``collapse_shape``).
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ def collect_data_movement(op: Op, rewriter: Rewriter) -> list[Op]:
 def trace_axis_factors(shape: Sequence[int], moves: Sequence[Op]) -> list[AxisFactor] | None:
     """Trace the dimensions of a tensor of shape ``shape`` through the TRANSPOSEs in ``moves``.
 
+    RESHAPEs only group factors differently, and keep their order.
+
     Returns:
         The factors of the dimensions in their order after ``moves``. None if ``group_by_dimension`` cannot distribute
         the factors over the dimensions of a TRANSPOSE's operand.
@@ -64,8 +67,8 @@ def group_by_dimension(factors: Sequence[AxisFactor], shape: Sequence[int]) -> l
     """Distribute factors over the dimensions of ``shape``. A factor is split if a dimension ends within it.
 
     Returns:
-        The factors of each dimension. None if a dimension would need a fraction of a factor: sizes 4 and 6 do not fit
-        the shape [6, 4].
+        The factors of each dimension. None if the size of a dimension and a factor in it are not multiples of each
+        other: sizes 4 and 6 do not fit the shape [6, 4].
     """
     pending, groups = [*factors][::-1], list[list[AxisFactor]]()
     for size in shape:

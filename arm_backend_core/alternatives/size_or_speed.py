@@ -1,9 +1,9 @@
 """Optimization goal of Vela (``--optimise``): ``"auto"`` compiles for performance and for size, and keeps the better.
 
-The two results are the performance program and the size program. Large flatbuffers are compiled for size only if the
-performance program exceeds the SRAM. ``"auto"`` also compiles with arena limits (smaller values of Vela's option
-``--arena-cache-size``) if the performance program exceeds the SRAM, or if the size program needs much less RAM but is
-slow. ``"ram"`` searches for the program with the least RAM. Both searches are in
+The two results are the performance program and the size program. For large flatbuffers, the size program is compiled
+only if the performance program exceeds the SRAM. ``"auto"`` also compiles with arena limits (smaller values of Vela's
+option ``--arena-cache-size``) if the performance program exceeds the SRAM, or if the size program needs much less RAM
+but is slow. ``"ram"`` searches for the program with the least RAM. Both searches are in
 ``memory_reduction.vela_configuration_search``.
 
 When Vela optimises for size, it computes layers in stripes of rows. SRAM then holds only a part of each intermediate
@@ -18,8 +18,8 @@ Size programs of the int8 image models in ``tests/models/zoo.py``, compared with
 
 A cascade is a group of layers that Vela computes together in stripes. If activations are spilled to DRAM (U65), a third
 program is compiled: for performance without cascades. Cascades reduce spilling, but with Vela 5.2 they leave less SRAM
-to the other layers. Estimates of million cycles for ResNet18, int8, U65-256: performance program 14.26, size program
-12.38, without cascades 9.60 (Vela 5.1: 12.85, 10.98, 9.80).
+to the other layers. Estimated cycles of ResNet18 in int8 on U65-256, in millions: performance program 14.26, size
+program 12.38, without cascades 9.60 with Vela 5.2; 12.85, 10.98 and 9.80 with Vela 5.1.
 """
 
 from __future__ import annotations
@@ -56,14 +56,15 @@ _MUCH_LESS_SRAM, _CYCLE_TOLERANCE_FOR_MUCH_LESS_SRAM = 0.75, 0.01
 _MIN_NOTED_CHANGE = 0.01
 #: Function that Vela's worker process calls to compile for both goals, as "module:function".
 COMPILE_BOTH_FUNCTION = "arm_backend_core.alternatives.parallel_compile:compile_both"
-#: If SRAM and weights both take fewer bytes, only the performance program is compiled: there is little to save.
+#: If SRAM and weights both take fewer bytes than this, and the performance program does not exceed the SRAM, only the
+#: performance program is compiled: there is little to save.
 _MIN_SRAM_OR_WEIGHT_BYTES = 16 << 10
 #: Flatbuffers (mostly weights) from this size on are compiled in parallel for both goals. Vela takes 0.1 to 0.2 seconds
 #: of CPU time for a megabyte.
 _MIN_PARALLEL_FLATBUFFER_BYTES = 1 << 20
-#: Flatbuffers from this size on are compiled for size only if the performance program exceeds the SRAM; otherwise Vela
-#: would dominate the export time. The second limit applies if weights are in a slower memory than activations: few size
-#: programs then meet the cycle tolerance.
+#: For flatbuffers from this size on, the size program is compiled only if the performance program exceeds the SRAM;
+#: otherwise Vela would dominate the export time. The second limit applies if weights are in a slower memory than
+#: activations: few size programs then meet the cycle tolerance.
 _MAX_FLATBUFFER_BYTES, _MAX_FLATBUFFER_BYTES_SLOW_WEIGHTS = 16 << 20, 6 << 20
 
 

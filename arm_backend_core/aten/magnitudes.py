@@ -20,7 +20,10 @@ aten = torch.ops.aten
 
 
 def simplify_squared_magnitudes(module: GraphModule) -> bool:
-    """If only squares read a magnitude, replace the squares; returns whether the graph changed."""
+    """If all users of a magnitude are squares, replace them by sums of squares; returns whether the graph changed.
+
+    A magnitude is a hypotenuse or the absolute value of a complex number.
+    """
     groups: dict[Any, list[Node]] = {}
     for node in module.graph.nodes:
         if node.target is aten.hypot.default or (node.target is aten.abs.default and is_complex(node.args[0])):

@@ -1,10 +1,10 @@
 """The kernels as PyTorch operators: ``arm_cortex_m`` in ATen programs, ``cortex_m`` in edge programs.
 
-PyTorch's registry accepts one definition per name. The module with ExecuTorch's definitions of ``cortex_m`` imports
-ExecuTorch's whole backend. Therefore, ATen programs use operators of another namespace. These operators have no scratch
-tensors, which exist only in edge programs. This module does not register the edge operators, but gives them a schema
-and a function, which ExecuTorch's passes and emitter need. ``torch.ops`` returns these operators until ExecuTorch's
-definitions are registered.
+PyTorch's registry accepts one definition per name. A definition of ``cortex_m`` operators here would collide with that
+of ExecuTorch, whose module also imports ExecuTorch's whole backend. Therefore, ATen programs use operators of another
+namespace, without scratch tensors, which exist only in edge programs. This module does not register the edge operators
+``cortex_m``, but gives them a schema and a function, which ExecuTorch's passes and emitter need. ``torch.ops.cortex_m``
+returns these edge operators until ExecuTorch's definitions are registered.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ def erfcx(x: FloatExpr) -> FloatExpr:
 
 
 def log_ndtr(x: FloatExpr) -> FloatExpr:
-    """ln of the normal distribution function: ln(erfc(-y) / 2), y = x / sqrt(2), without underflow for x < 0."""
+    """ln of the standard normal CDF: ln(erfc(-y) / 2), y = x / sqrt(2), without underflow for x < 0."""
     y = x * math.sqrt(0.5)
     mirrored = _erfcx_positive(abs(y)) * 0.5
     return x.less(0.0).where(log(mirrored) - y * y, log1p(-(mirrored * exp(-(y * y)))))
@@ -177,7 +177,7 @@ def erfinv(x: FloatExpr) -> FloatExpr:
 
 
 def ndtri(x: FloatExpr) -> FloatExpr:
-    """Inverse of the normal distribution function: sqrt(2) * erfinv(y), y = 2 * x - 1.
+    """Inverse of the standard normal CDF (quantile function): sqrt(2) * erfinv(y), y = 2 * x - 1.
 
     1 - y * y is computed as 4 * x * (1 - x), because y near -1 has lost the low bits of x.
     """
@@ -214,7 +214,7 @@ def selu(x: FloatExpr) -> FloatExpr:
 
 
 def gelu(x: FloatExpr, approximate: str = "none") -> FloatExpr:
-    """x times the normal distribution function, or its approximation by tanh."""
+    """x times the standard normal CDF, or its approximation by tanh."""
     if approximate == "tanh":  # (1 + tanh(y)) / 2 = sigmoid(2 * y), without cancellation for y far below 0
         return x * (math.sqrt(8 / math.pi) * (x + 0.044715 * x * x * x)).unary("SIGMOID")
     return 0.5 * x * (1 + (x * math.sqrt(0.5)).unary("ERF"))
@@ -246,11 +246,12 @@ def sign(x: FloatExpr) -> FloatExpr:
 def power(x: FloatExpr, exponent: float) -> FloatExpr:
     """x**exponent: integer exponents up to 64 in magnitude by repeated squaring, 0.5 and -0.5 by the square root.
 
-    Other finite exponents use exp(exponent * log(x)). Integers beyond 64 use log(abs(x)); if they are odd, the result
-    gets the sign of x. Infinite exponents use the formula of ``FloatExpr.__pow__``.
+    Finite exponents that are no integers use exp(exponent * log(x)). Integers beyond 64 use
+    exp(exponent * log(abs(x))); if they are odd, the result gets the sign of x. Infinite exponents use the formula of
+    ``FloatExpr.__pow__``.
     """
     if exponent == 0:
-        return x.equal(x).where(1.0, x.full_like(1.0))
+        return x.equal(x).where(1.0, x.full_like(1.0))  # 1 in the shape of x, also for NaN
     if abs(exponent) == 0.5:
         return x.sqrt() if exponent > 0 else x.unary("RSQRT")
     if not math.isfinite(exponent):

@@ -174,8 +174,8 @@ def add_model(parser: Parser) -> None:
     parser.add_argument("model", type=Path, help="file written by torch.export.save")
 
 
-def add_recipe(parser: Parser, *, required: bool = True) -> None:
-    """Add the arguments for a recipe and its options."""
+def add_recipe(parser: Parser, *, required: bool = True, calibration_default: str = MODEL_INPUTS) -> None:
+    """Add the arguments for a recipe and its options. ``calibration_default`` describes the default samples."""
     recipe_group = parser.group("recipe").add_mutually_exclusive_group(required=required)
     recipe_group.add_argument(
         "--recipe",
@@ -188,7 +188,7 @@ def add_recipe(parser: Parser, *, required: bool = True) -> None:
     )
     for option in options.OPTIONS.values():
         if option.name == "calibration_samples":
-            add_samples(parser, "--calibration-samples", "calibration samples", default=MODEL_INPUTS)
+            add_samples(parser, "--calibration-samples", "calibration samples", default=calibration_default)
             continue
         if option.name == "qat":  # a function, which the command line cannot express
             continue

@@ -28,7 +28,7 @@ def add_command(commands: Commands) -> None:
     )
     arguments.add_model(parser)
     goal = parser.group("goal")
-    arguments.add_recipe(parser)
+    arguments.add_recipe(parser, calibration_default="every second one of --samples")
     arguments.add_samples(parser, "--samples", "samples to calibrate and measure with", default=arguments.MODEL_INPUTS)
     arguments.add_samples(parser, "--test-samples", "samples to test the result with", default="some of --samples")
     for name in goals.COST_KINDS:

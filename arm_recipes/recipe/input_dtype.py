@@ -7,7 +7,7 @@ from typing import Any
 
 
 def find_problem(value: Any) -> str | None:
-    """Return the problem of a value of the option; None for a valid one."""
+    """Validate a value of the option. Returns the end of the error message, or None if the value is valid."""
     return None if value in (None, "uint8") else "none of these"
 
 

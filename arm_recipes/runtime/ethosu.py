@@ -82,7 +82,9 @@ class EthosUStatistics:
     Each operation counts each byte of its operands once, even if it reads the byte several times.
 
     Attributes:
-        operations, commands, macs: numbers of operations, of commands, and of the convolutions' multiply-accumulates.
+        operations: number of ``NPU_OP_*`` commands that compute or copy.
+        commands: number of all commands of the stream, with those that only set registers.
+        macs: number of multiply-accumulates of the convolutions.
         bytes_read, bytes_written: bytes that operations read and write.
         peak: number of bytes from the start of the region to the end of the highest byte that is read or written.
         touched: number of distinct bytes that are read or written.

@@ -10,7 +10,7 @@ namespace arm_runtime::npu {
 
 enum class Rounding : uint8_t {
   // If the shift exceeds 31, kDouble and kDoubleAsymmetric round to nearest in two steps. The first step rounds to a
-  // multiple of 2^31, halves up. The second step is stated below. With a shift of at most 31, they round as kNatural.
+  // multiple of 2^31, halves up. Comments describe the second step. With a shift of at most 31, they round as kNatural.
   kDouble,            // second step: halves away from zero
   kDoubleAsymmetric,  // second step: halves up
   kNatural,           // to nearest, halves up
@@ -24,8 +24,8 @@ struct Scale {
   uint8_t shift = 0;  // below 64
 };
 
-// Returns the term that is added to the product before the shift. For roundings in two steps, the term is half a unit
-// of the result plus or minus half a unit of the first step.
+// Returns the term that is added to the product before the shift. For roundings in two steps, one addition gives both:
+// 2^(shift - 1) + 2^30. For negative values, kDouble subtracts 2^30, so that halves are rounded away from zero.
 template <typename T>
 inline T rounding_term(Rounding rounding, int shift, bool negative) {
   if (shift == 0) {
@@ -58,8 +58,8 @@ inline int64_t scale_int64(int64_t value, Scale scale, Rounding rounding) {
   return result > kBound ? kBound : result < -kBound ? -kBound : static_cast<int64_t>(result);
 }
 
-// Scales a 32-bit accumulator as scale_int64() does. With a multiplier below 2^31 and a shift of at most 61, product
-// and rounding term fit in 64 bits, and the result needs no saturation.
+// Scales a 32-bit accumulator as scale_int64() does, but without saturation at 2^60 (TOSA: apply_scale_32). With a
+// multiplier below 2^31 and a shift of at most 61, product and rounding term fit in 64 bits.
 inline int64_t scale_int32(int32_t value, Scale scale, Rounding rounding) {
   if (scale.shift > 61 || scale.multiplier > INT32_MAX) {
     return scale_int64(value, scale, rounding);

@@ -17,7 +17,7 @@ from tests.cortex_m.lowering import LoweredCortexMProgram
 from tests.fuzz import campaign, oracle
 from tests.fuzz.arguments import EXCLUDED_OPERATORS, draw_call, list_steps
 from tests.fuzz.generator import draw, draw_with
-from tests.fuzz.program import Program
+from tests.fuzz.program import Program, make_generator
 from tests.fuzz.shrink import shrink
 from tests.ops.runner import Input
 
@@ -166,6 +166,26 @@ def test_results_that_rounding_determines_are_not_compared() -> None:
 class _WriteToOverlappingWindows(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.select_scatter(x.unfold(1, 2, 1), x[:, 1:] * 2, 2, 1)
+
+
+def test_a_merged_rescale_of_a_selection_is_no_fault() -> None:
+    """The RESCALEs of the normalization and of ``where`` round once if no other operator needs the first result.
+
+    A step of the operand of this softmax is up to 32 steps of its result.
+    """
+
+    class Masked(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gain = torch.nn.Buffer(Input((8,), -1, 1).sample(make_generator(13)))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            normalized = torch.nn.functional.group_norm(x, 1, self.gain, self.gain)
+            noise = torch.ops.aten.rrelu_with_noise.default(self.gain, self.gain)
+            return noise, torch.softmax(normalized.masked_fill(normalized > 1, -1e4), 0)
+
+    samples = [(Input((6, 8, 4, 6), -30, 30).sample(make_generator(11 + 1000 * i)),) for i in range(3)]
+    oracle.check(Masked().eval(), samples, "TOSA_A16W8", export_twice=False)
 
 
 def test_in_place_writes_to_overlapping_memory_are_undefined() -> None:

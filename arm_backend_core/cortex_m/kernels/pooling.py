@@ -66,7 +66,7 @@ def _to_nchw(shape: Shape) -> tuple[int, ...]:
 def _taps(
     x: Array, kernel_size: Sequence[int], stride: Sequence[int], padding: Sequence[int], shape: Shape, fill: int
 ) -> Iterator[Array]:
-    """Yield, for each position in a window, the elements of all windows at this position.
+    """Yield, for each offset (row, column) in the kernel, the element of every window at this offset, in ``shape``.
 
     Elements outside of ``x`` are ``fill``.
     """

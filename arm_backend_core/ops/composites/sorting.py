@@ -66,8 +66,7 @@ def aminmax(x: Tensor, *, dim: int | None = None, keepdim: bool = False) -> tupl
 @decomposition(aten.nonzero_static.default)
 def nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
     """Indices of the first ``size`` nonzero elements, [size, rank]."""
-    # The count of nonzero elements up to and including a position is below k exactly at the positions before the k-th
-    # nonzero element. The number of these positions is the flat index of this element.
+    # The flat index of the k-th nonzero element is the number of positions whose inclusive prefix count is below k.
     nonzero_counts = torch.cumsum((x != 0).reshape(-1).int(), 0)
     flat = (nonzero_counts < torch.arange(1, size + 1, dtype=torch.int32).unsqueeze(1)).int().sum(1)
     indices, rest = [], flat
@@ -118,11 +117,11 @@ def _stable_argsort(x: Tensor, dim: int, descending: bool, index_dtype: torch.dt
     """Stable argsort by rank: the number of elements that precede an element in the sorted order. NaN is largest."""
     last = x.transpose(dim, -1)
     this, other = last.unsqueeze(-1), last.unsqueeze(-2)
-    over, under = (other, this) if descending else (this, other)  # over > under: ``other`` precedes ``this``
-    is_before, is_after = over > under, over < under
+    left, right = (other, this) if descending else (this, other)
+    is_before, is_after = left > right, left < right  # ``other`` precedes, or follows, ``this``
     if x.is_floating_point():
-        is_before = is_before | ((over != over) & (under == under))
-        is_after = is_after | ((over == over) & (under != under))
+        is_before = is_before | ((left != left) & (right == right))
+        is_after = is_after | ((left == left) & (right != right))
     count = last.shape[-1]
     earlier = torch.ones(count, count, dtype=torch.bool).tril(-1)
     rank = (is_before | (~is_after & earlier)).to(index_dtype).sum(-1, dtype=index_dtype)
@@ -206,8 +205,11 @@ def _flatten_nonempty(x: Tensor) -> Tensor:
 
 
 @decomposition(aten.nanmedian.dim, takes_quantized=True)
-def nanmedian_dim(x: Tensor, dim: int, keepdim: bool = False, *, quantized: bool) -> tuple[Tensor, None]:
-    """Median of the elements that are not NaN. NaN is replaced by infinity, so that numbers are sorted to the front."""
+def nanmedian_dim(x: Tensor, dim: int, keepdim: bool = False, *, quantized: bool) -> tuple[Tensor, Tensor | None]:
+    """Median of the elements that are not NaN, without its index if elements may be NaN.
+
+    NaN is replaced by infinity, so that numbers are sorted to the front.
+    """
     if quantized or not x.is_floating_point() or not x.dim():
         return median_dim(x, dim, keepdim, quantized=quantized)
     is_number = x == x

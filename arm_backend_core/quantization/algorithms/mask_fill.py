@@ -1,4 +1,4 @@
-"""Mask fill: bound the fill values of masked maxima and minima, so that they do not consume the int8 range.
+"""Replace the fill value of ``masked_fill`` before a maximum or minimum, so that it does not consume the int8 range.
 
 To exclude elements from a maximum (padding, suppressed detections), models replace them by a number far below all
 others. A tensor has one scale. With such a number in the tensor, almost no int8 levels remain for all other values.

@@ -27,8 +27,9 @@ namespace {
 
 // Compile spec with the size of the fast scratch: 4 bytes, little endian.
 constexpr char kFastScratchSpec[] = "fast_scratch_size";
-// Compile spec of a delegate whose scratch is in planned memory. Its value is the index of an argument that the memory
-// plan places in this scratch, at the offset of its tensor in the payload.
+// Compile spec of a delegate whose scratch is in planned memory. The value is the index of an argument of the delegate
+// whose data lies in the scratch: the scratch starts at the argument's address minus its tensor's offset in the
+// payload.
 constexpr char kPlannedScratchSpec[] = "planned_scratch_argument";
 constexpr uint32_t kNotPlanned = UINT32_MAX;
 
@@ -54,10 +55,11 @@ class ExecuteHooks {
 // outputs of COP1 streams are in the scratch.
 Error check_executable(const EthosUPayload& payload) {
   if (!payload.aligned) {
-    ARM_RUNTIME_LOG(Error,
-                    "the payload or data outside it does not start at a multiple of %lu bytes: align the buffers that "
-                    "hold the program and its .ptd, and serialize it with a delegate alignment of at least that",
-                    static_cast<PrintfUnsigned>(kNpuAlignment));
+    ARM_RUNTIME_LOG(
+        Error,
+        "the payload or its external data does not start at a multiple of %lu bytes: align the buffers that "
+        "hold the program and its .ptd, and serialize the program with at least that delegate alignment",
+        static_cast<PrintfUnsigned>(kNpuAlignment));
     return Error::InvalidProgram;
   }
   // The driver takes the size as an int.
@@ -168,7 +170,7 @@ Result<uint8_t*> find_planned_scratch(const Delegate& delegate, Span<EValue*> ar
   if (reinterpret_cast<uintptr_t>(scratch) % kCacheLine != 0) {
     ARM_RUNTIME_LOG(Error,
                     "the scratch in planned memory does not start at a multiple of %lu bytes: align the planned memory "
-                    "to that, and do not give the method memory of your own for inputs or outputs that the plan places",
+                    "to that, and do not set data pointers of inputs or outputs that the memory plan places",
                     static_cast<PrintfUnsigned>(kCacheLine));
     return Error::InvalidArgument;
   }
@@ -277,7 +279,7 @@ Result<DelegateHandle*> EthosUBackend::init(BackendInitContext& context, Freeabl
   FreeableBuffer* kept_commands = commands->size() > 0 ? allocator->allocateInstance<FreeableBuffer>() : nullptr;
   if (delegate == nullptr || (kept_commands == nullptr && commands->size() > 0)) {
     ARM_RUNTIME_LOG(
-        Error, "cannot allocate %lu bytes for the program from the method allocator",
+        Error, "cannot allocate %lu bytes for the state of the delegate from the method allocator",
         static_cast<PrintfUnsigned>(sizeof(Delegate) + (commands->size() > 0 ? sizeof(FreeableBuffer) : 0)));
     return Error::MemoryAllocationFailed;
   }

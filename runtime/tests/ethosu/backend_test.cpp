@@ -339,7 +339,7 @@ void loads_external_commands(const Files& files) {
     // One byte less than the program and its FreeableBuffer need.
     CHECK(loaded.init(EthosUBackend::kMethodAllocatorBytes + sizeof(FreeableBuffer) - 1) ==
           Error::MemoryAllocationFailed);
-    CHECK(logs("bytes for the program from the method allocator") && there.freed() == 1);
+    CHECK(logs("bytes for the state of the delegate from the method allocator") && there.freed() == 1);
     CHECK(loaded.init() == Error::Ok && loaded.execute() == Error::Ok);
     CHECK(fake_driver.commands == there.data());
     CHECK(fake_driver.violations.empty());
