@@ -262,7 +262,7 @@ def _compile_payload(
     """
 
     def find_operator(text: str) -> tuple[str, str] | None:
-        """Return ATen operator and source line of the first TOSA operator whose kind occurs in ``text``, a message."""
+        """Return ATen operator and source line of the first TOSA operator whose kind occurs in the message ``text``."""
         for op in graph.ops:
             if op.kind in text.upper() and op.origin is not None:
                 return op.origin.operator, op.origin.source
@@ -302,7 +302,7 @@ def _make_reference_executor(
 ) -> Executor:
     """Return a function that executes the delegate on the TOSA reference model.
 
-    It runs when Python calls the delegated ``ExportedProgram``. The ``.pte`` does not contain it.
+    The function runs when Python calls the delegated ``ExportedProgram``. The ``.pte`` does not contain it.
     """
 
     def execute(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

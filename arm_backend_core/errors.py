@@ -6,7 +6,10 @@ import os
 
 
 class ArmRecipesError(RuntimeError):
-    """Base class of the errors of both packages. Wrong arguments raise ``ValueError`` or ``TypeError`` instead."""
+    """Base class of the errors of ``arm_backend_core`` and ``arm_recipes``.
+
+    Wrong arguments raise ``ValueError`` or ``TypeError`` instead.
+    """
 
 
 class ArmBackendError(ArmRecipesError):

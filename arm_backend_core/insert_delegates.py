@@ -120,7 +120,7 @@ class _BoundaryCasts:
     def convert_input(self, source: Node) -> Node:
         """Convert ``source`` to a delegate's input: int64 to int32, with the memory layout of ``boundary_order``.
 
-        If a delegate that was inserted before computes ``source``, return this delegate's result without a conversion.
+        If a delegate that is already inserted computes ``source``, return that delegate's result without a conversion.
         """
         if source not in self._converted:
             is_int64 = source.meta["val"].dtype is torch.int64

@@ -133,7 +133,7 @@ def is_state(node: Node) -> bool:
 def is_written(node: Node) -> bool:
     """Whether the graph writes into ``node`` or into one of its views."""
     aliases = [node]
-    for source in aliases:  # grows by views of it
+    for source in aliases:  # the loop appends the views of each alias
         if any(is_write_to(user, source) for user in source.users):
             return True
         operators = (user for user in source.users if isinstance(user.target, (OpOverload, type(operator.getitem))))
@@ -156,7 +156,7 @@ def is_view(node: Node, source: Node) -> bool:
 
     If the schema declares an alias for a result, the schema decides. Otherwise, the result is a view if the traced
     tensors share a storage: composites (``type_as``, ``broadcast_tensors``) may return their input unchanged although
-    their schema declares no alias. True for targets that are no ``OpOverload``.
+    their schema declares no alias. True if the target is not an ``OpOverload``.
     """
     if not isinstance(node.target, OpOverload):
         return True

@@ -1,6 +1,6 @@
 """Scalar kinds of tensor elements.
 
-Each kind lists its dtypes. No kind means "every other dtype", so a dtype that is not listed raises an error.
+Each kind lists its dtypes. There is no default kind, so a dtype that is not listed raises an error.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class Selection:
                 if not self.lowering.is_internal(node):
                     readable.setdefault(_lowered_value(self.lowering, node), (i, node))
         partitions: list[Partition] = []
-        indirect_reads: set[Node] = set()  # of the later partitions, which therefore come first
+        indirect_reads: set[Node] = set()  # of later partitions; the loop therefore runs from last to first
         for i, nodes in reversed(list(enumerate(nodes_by_partition))):
             partition = Partition.from_nodes(f"{name}_{i}", nodes, constants, sort_key)
             outputs = {*partition.outputs, *indirect_reads}
@@ -100,10 +100,10 @@ class Selection:
         return partitions[::-1]
 
     def _find_indirect_inputs(self, partition: Partition, readable: Mapping[Value, Node]) -> set[Node]:
-        """Find nodes outside of ``partition`` that its TOSA graph reads, but none of its nodes does.
+        """Find nodes outside of ``partition`` that its TOSA graph reads, although none of its fx nodes reads them.
 
         A lowering rule may read values that its operands are computed from. A division, for example, reads the int8
-        tensor of which its divisor is a function, and another delegate may compute this tensor.
+        tensor that its divisor is computed from, and another delegate may compute this tensor.
 
         Args:
             partition: the partition, without indirect inputs.
@@ -201,7 +201,7 @@ def _check_loops(operators: Sequence[Node], refusals: dict[Node, Unsupported], t
 
 
 def _check_custom_operators(refusals: dict[Node, Unsupported], target: Target) -> None:
-    """Check that no operator of this project's namespace, except loop markers, stays on the CPU: it has no CPU kernel.
+    """Check that no custom operator of this project, except loop markers, stays on the CPU, which has no kernel for it.
 
     Raises:
         ModelError: such an operator stays on the CPU.
@@ -249,7 +249,7 @@ def assign_partition_ids(operators: Iterable[Node], chosen: set[Node]) -> dict[N
     Returns:
         The level of each chosen node, which is its partition id.
     """
-    level: dict[Node, int] = {}  # even: inside a delegate; odd: on the CPU, after a delegate
+    level: dict[Node, int] = {}  # even: in a delegate (0: also before the first delegate); odd: on the CPU after one
     for node in operators:
         is_chosen = node in chosen
         depths = [0]

@@ -99,7 +99,7 @@ class ConvertInt64OutputOpsToInt32Pass(_GraphModulePass):
 
     - casts, ``index``, and sums, differences and products in floating point;
     - views of the indices, and sums, differences and products of indices with each other or with scalar constants, if
-      their results are known to fit int32. They are computed in int32.
+      their results are known to fit int32. These operators are then computed in int32.
 
     Other consumers read int64 values.
 
@@ -170,8 +170,8 @@ class ConvertInt64OutputOpsToInt32Pass(_GraphModulePass):
 class InsertInt32CastsAfterInt64PlaceholdersPass(_GraphModulePass):
     """Cast every int64 input and attribute to int32. The values are not checked: the user knows that they fit.
 
-    Operators that need int64 (``one_hot``, ``index_copy``) read a cast back to int64. Operators that write a buffer in
-    place still get the int64 buffer.
+    Operators that need int64, such as ``one_hot``, read a cast back to int64. Operators that write a buffer in place
+    still get the int64 buffer.
     """
 
     def call(self, graph_module: GraphModule) -> PassResult:

@@ -181,8 +181,8 @@ class ExportResult(Artifact):
                 of the first output. ``labels=True`` means that each sample ends with its labels, after the inputs.
                 Default: integer labels from the ``DataLoader``, if there are any and no ``metric`` is given.
             metric: a function ``metric(outputs, sample)`` that returns a number. The result reports its mean for the
-                model and for the program. ``sample`` is the original item; ``outputs`` are floating-point tensors in
-                the structure of the model's outputs.
+                model and for the program. ``sample`` is the item of ``samples``; ``outputs`` are floating-point tensors
+                in the structure of the model's outputs.
             method: the method to compare.
             layers: also compare layers. For layers inside delegates, this runs the TOSA reference model. If ``layers``
                 is an integer, layers are compared for this number of samples only, beginning with the first sample.
@@ -230,7 +230,8 @@ class ExportResult(Artifact):
         """Load and execute the program, and return ExecuTorch's Inspector of the run, with its ETRecord.
 
         Each layer of a TOSA or Ethos-U delegate is an event that holds the layer's output, dequantized.
-        ``calculate_numeric_gap("SNR")`` compares it with PyTorch. A VGF delegate has events for its outputs only.
+        ``calculate_numeric_gap("SNR")`` compares this output with PyTorch's. A VGF delegate has events for its outputs
+        only.
 
         Durations of CPU operators and of whole delegates are wall-clock times on this machine. An Ethos-U delegate
         runs in the emulator, so its wall-clock time says nothing about the NPU. Durations of Ethos-U layers are Vela's

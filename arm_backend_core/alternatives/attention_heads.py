@@ -13,7 +13,7 @@ from arm_backend_core.tosa.passes.rewrite import Rewriter, producer
 
 
 def separate_heads(op: Op, rewriter: Rewriter) -> Value | None:
-    """Replace a TRANSPOSE of [1, T, heads, D] after a convolution by one convolution for each head and a CONCAT.
+    """Replace a convolution and the TRANSPOSE of its result [1, T, heads, D] by a convolution per head and a CONCAT.
 
     T is the number of tokens, D the number of channels of a head. If the TRANSPOSE also exchanges T and D, a TRANSPOSE
     of these two dimensions follows the CONCAT. Bit-exact: each convolution has the weights, bias and scales of its

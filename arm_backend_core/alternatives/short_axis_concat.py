@@ -40,7 +40,7 @@ def _has_short_last_axis(op: Op) -> bool:
 
 
 def _match_concat(op: Op, rewriter: Rewriter) -> Region | None:
-    """Match the CONCAT with its producers, which Vela may let write directly into the result of the CONCAT."""
+    """Match the CONCAT with its producers: Vela may let them write directly into the result of the CONCAT."""
     if not _has_short_last_axis(op):
         return None
     movement = collect_neighbors(op, rewriter, ("RESHAPE", "SLICE"), ("RESHAPE",))

@@ -50,7 +50,7 @@ class _SpaceToDepthLayout(NamedTuple):
 def fold_space_to_depth(op: Op, rewriter: Rewriter) -> Value | None:
     """Fold data movement from [H, SH, W, C] to [H, W, SH * C] into a CONV2D.
 
-    The kernel, stride and padding of the new CONV2D have SH times the rows. Columns that become channels are adjacent
+    The new CONV2D has SH times the kernel height, row stride and row padding. Columns that become channels are adjacent
     to the channels in memory, [W, SW * C], so that they need no data movement. Channels can be in any order, because
     the weights are permuted. Bit-exact: the sums have the same products.
     """

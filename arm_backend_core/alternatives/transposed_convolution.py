@@ -33,9 +33,9 @@ def convolve_stride_phases(op: Op, rewriter: Rewriter) -> Value | None:
     after another in memory, [Q, SH * W, SW * C], so that a RESHAPE gives the interleaved rows. Bit-exact: the sums have
     the same products, and zeros if a phase has fewer kernel elements.
 
-    From 64x64 pixels with 32 channels to 128x128 with 16, int8, as an output of the program, which is not in NHCWB16:
-    135 k instead of 956 k cycles on U55-128, 133 k instead of 1,053 k on U85-256. If the row phases were concatenated
-    as images, Vela would copy each of them: 596 k cycles on U55-128, 328 k on U85-256.
+    From 64x64 pixels with 32 channels to 128x128 with 16, int8, if the result is an output of the program and therefore
+    not in NHCWB16: 135 k instead of 956 k cycles on U55-128, 133 k instead of 1,053 k on U85-256. If the row phases
+    were concatenated as images, Vela would copy each of them: 596 k cycles on U55-128, 328 k on U85-256.
     """
     conv, *steps = trace_epilogue(op, "TRANSPOSE_CONV2D")
     b, (x, weight, bias) = rewriter.builder, conv.inputs

@@ -24,7 +24,7 @@ from arm_backend_core.tosa.vela_workarounds.copies import broadcast_constant, em
 from arm_backend_core.tosa.vela_workarounds.fused_rescales import LOST_MAXIMUM_SCALE_WORKAROUND, absorbs_widening
 from arm_backend_core.tosa.vela_workarounds.workaround import is_needed
 
-#: Operators that write an element in less than the one cycle that a table takes.
+#: Operators that take less than one cycle per element of the result. A table look-up takes one cycle.
 _KINDS_CHEAPER_THAN_TABLE = ("CONV2D", "DEPTHWISE_CONV2D", "MAX_POOL2D", "MUL")
 #: Arithmetic on int32 whose constant operands ``copy_constant`` copies.
 _KINDS_THAT_READ_CONSTANTS = ("ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM")
@@ -44,7 +44,7 @@ def apply_unconditional(graph: Graph, target: Target) -> None:
 
 
 def use_reader_shape(op: Op, rewriter: Rewriter) -> Value | None:
-    """If a RESHAPE also reads an operand of an ADD, SUB or MUL, compute this operator in the shape of the RESHAPE.
+    """If a RESHAPE also reads an operand of an ADD, SUB or MUL, compute the arithmetic in the shape of the RESHAPE.
 
     The RESCALEs of the operands and of the result are computed in this shape too. Without this rewrite, two shapes of
     the operand are read, and Vela copies the operand: 8,576 cycles for 128x64 elements on U55-128.

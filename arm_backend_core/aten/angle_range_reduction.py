@@ -69,7 +69,7 @@ class _PhaseBuilder:
     def _find_integer_source(self, node: Node) -> Node | None:
         """Find the integer tensor of which ``node`` is a float cast; None if there is none.
 
-        Data movement between the cast and ``node`` is copied for the integer tensor.
+        Copies of the data movement between the cast and ``node`` are applied to the integer tensor.
         """
         source = node.args[0] if is_cast(node) and is_float(node) else node
         if isinstance(source, Node) and is_integer(source):

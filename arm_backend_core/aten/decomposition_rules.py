@@ -40,7 +40,7 @@ def needs_decomposition(node: Node, constants: Container[Node]) -> bool:
 
 
 def find_decomposition(node: Node, constants: Container[Node], *, quantized: bool) -> Callable[..., Any] | None:
-    """Find the function that decomposes ``node``; None if there is none. It takes the arguments of the node.
+    """Find the function that decomposes ``node`` and takes the node's arguments; None if there is none.
 
     Args:
         node: a node that ``needs_decomposition``.

@@ -3,8 +3,7 @@
 Delegates cannot contain subgraphs.
 
 - ``torch.cond`` becomes both branches and a SELECT between their results. Branches have no side effects, so the
-  program is equivalent. It takes the time of both branches, unless the target has COND_IF
-  (``tosa/passes/control_flow``).
+  program is equivalent. Both branches are executed, unless the target has COND_IF (``tosa/passes/control_flow``).
 - ``map`` and ``scan`` are unrolled, except loops whose body runs as a delegate (``DELEGATE_LOOP``). ``while_loop`` is
   unrolled too if its trip count is known and at most 64. Otherwise, the loop's condition and body are inlined once,
   between markers (``ops/loop_markers``).

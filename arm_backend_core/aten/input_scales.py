@@ -1,8 +1,8 @@
 """Quantization of program inputs: one scale per input, and uint8 in place of int8.
 
-A concatenation gives all its operands one scale. An input that is also read elsewhere (a skip connection to a
-concatenation) therefore has two scales. The input is quantized once, with the smaller scale. Readers that need the
-larger scale read the requantized result.
+A concatenation gives all its operands one scale. An input that a concatenation and another operator read (a skip
+connection) therefore has two scales. The input is quantized once, with the smaller scale. Readers that need the larger
+scale read the requantized result.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.registry import AnnotationKind
 
 aten = torch.ops.aten
-#: Key in the ``meta`` of a layer: the ``ChannelAffine`` that was folded into its weight and bias. Quantization-aware
-#: training with batch statistics computes affine(batch_norm(conv(x))), so it applies the function after the batch norm.
+#: Key in the ``meta`` of a layer: the ``ChannelAffine`` that was folded into its weight and bias. In quantization-aware
+#: training, normalizing by batch statistics cancels the function, which is therefore applied after the batch norm.
 FOLDED_AFFINE = "arm_folded_affine"
 _CONVOLUTIONS = (
     *(aten.conv1d.default, aten.conv2d.default, aten.conv1d.padding, aten.conv2d.padding),

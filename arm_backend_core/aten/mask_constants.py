@@ -41,7 +41,7 @@ VALUE_OPERANDS = {
 }
 #: A product with at least this factor is a mask, because scores are not scaled that much.
 _MASK_FACTOR = 1000.0
-#: Node metadata: index of the argument, of a clamp or a fill, that is the bound of a mask.
+#: Node metadata of a clamp or a fill: index of the argument that is the bound of a mask.
 MASK_BOUND = "mask_bound"
 #: Node metadata: the bound of the masked values of a tensor, for tensors between a mask and an exponential.
 MASKED_VALUE = "masked_value"

@@ -34,7 +34,7 @@ class _IndexRange:
 
 
 def resolve_scatter_chains(module: GraphModule) -> None:
-    """Redirect reads past writes of other indices, and replace chains that write all indices by concatenations."""
+    """Let reads skip writes to other indices, and replace chains that write all indices by concatenations."""
     calls = [node for node in module.graph.nodes if node.op == "call_function" and is_float(node)]
     for node in calls:
         if node.target in _READS:
@@ -48,7 +48,7 @@ def resolve_scatter_chains(module: GraphModule) -> None:
 
 
 def _skip_writes(node: Node) -> None:
-    """Redirect ``node``, a slice, to its tensor before the preceding writes that do not overlap the slice."""
+    """Let ``node``, a slice, read the tensor before the preceding writes, if they do not overlap the slice."""
     read, source = _index_range(node), node.args[0]
     while read is not None and isinstance(source, Node) and source.target in _WRITES:
         written = _index_range(source)

@@ -11,16 +11,18 @@ DMA_START, DMA_WAIT = 16, 17
 KERNEL_COMMANDS = (2, 3, 5, 6, 7)
 #: Numbers of the registers of a DMA: source region, destination region, source address, destination address, length.
 DMA_REGISTERS = (304, 305, 0x430, 0x431, 0x432)
-#: Numbers of the registers of IFM, OFM and IFM2, one row each: base of tile 0, stride x, width of tile 0 minus 1,
-#: region, precision, depth minus 1. Further registers have the next higher numbers: bases of tiles 1 to 3 after the
-#: base of tile 0; stride y and the stride of bricks after stride x; heights of tiles 0 and 1, each minus 1, after the
-#: width of tile 0. IFM2 has no depth register; its row has the OFM's.
+#: Numbers of the registers of the input feature map (IFM), the output feature map (OFM) and the second input (IFM2),
+#: one row each: base of tile 0, stride x, width of tile 0 minus 1, region, precision, depth minus 1. Further registers
+#: have the next higher numbers: bases of tiles 1 to 3 after the base of tile 0; stride y and the stride of bricks after
+#: stride x; heights of tiles 0 and 1, each minus 1, after the width of tile 0. IFM2 has no depth register; its row has
+#: the OFM's.
 FEATURE_MAP_REGISTERS = (
     (0x400, 0x404, 266, 271, 261, 260),
     (0x410, 0x414, 282, 287, 276, 275),
     (0x480, 0x484, 394, 399, 389, 275),
 )
-_DIRECT_DRIVE_MAGIC = b"COP2"  #: Header of streams for Direct Drive; other streams start with COP1.
+#: Header of streams for Direct Drive (a U85 that Linux drives without a Cortex-M). Other streams start with COP1.
+_DIRECT_DRIVE_MAGIC = b"COP2"
 
 #: {product number in the header of a command stream: NPU}
 _PRODUCTS = {0: "U55", 1: "U65", 2: "U85"}

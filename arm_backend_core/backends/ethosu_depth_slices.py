@@ -1,4 +1,4 @@
-"""Split convolutions by output channels in a command stream (U55, U65), so that their weights become smaller pieces.
+"""Split convolutions by output channels in a command stream (U55, U65), so that their weights can be prefetched.
 
 The NPU computes the channels of an OFM in blocks, and weights are encoded block by block. A slice is a range of output
 channels that consists of whole blocks. Its kernel writes these channels of the OFM. The scales and the order of the
@@ -234,7 +234,7 @@ def _rewrite_stream(
 def _slice_registers(
     values: Mapping[int, int], others: Mapping[int, int], slices: list[_Slice], start: int
 ) -> Iterator[dict[int, int]]:
-    """Yield {register: value} for each slice: the registers in which it differs from Vela's kernel.
+    """Yield {register: value} for each slice: the registers in which its kernel differs from Vela's kernel.
 
     Args:
         values: {register: value} of Vela's kernel, for the deferred registers.

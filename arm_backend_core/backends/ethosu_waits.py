@@ -8,8 +8,8 @@ wrong addresses for parts of tensors. This module compares the addresses of feat
 Table loads (U55, U65): NPUs with fewer than 128 MACs lose their lookup tables in each kernel that uses no table. Vela
 does not reload some of the lost tables.
 
-Waits between kernels (BLOCKDEP = 0): a kernel may start before the previous kernel has written its last blocks. It must
-wait in these cases:
+Waits between kernels: a kernel may start before the previous kernel has written its last blocks. The register BLOCKDEP
+limits this overlap; with the value 0, the kernel waits. It must wait in these cases:
 
 - It reads the previous kernel's result with another layout, or not from the start of a row.
 - It reads that result in windows with gaps between them: the stride exceeds the window size. Vela assumes no gaps.

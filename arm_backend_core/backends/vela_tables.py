@@ -51,6 +51,6 @@ def operation_ticks(results: Iterable[Sequence[str]], allocations: Sequence[Tens
         first_tick = max((starts[name] for name in names if name in starts), default=-1)
         if first_tick > now or (first_tick == now and now in cascades):
             now = first_tick
-        elif now not in cascades or first_tick >= 0:  # ``first_tick`` is of an older tensor at the same address
+        elif now not in cascades or first_tick >= 0:  # ``first_tick`` belongs to an older tensor at the same address
             now += 2
         yield now

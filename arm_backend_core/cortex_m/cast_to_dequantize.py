@@ -4,7 +4,7 @@ The kernels read int8, and absorb dequantize operators. So the program stores no
 becomes a dequantize operator with scale 1 and zero point 0. uint8 becomes int8: 128 is subtracted from the integers and
 from the zero point. Two operators subtract it from the integers: a cast of ExecuTorch's portable library, which keeps
 the bits, and a look-up table, which flips the highest bit. For 27,648 elements on a Cortex-M55, they take an estimated
-1.0 million cycles. With the portable library's exclusive or instead of the table, they take 1.9 million.
+1.0 million cycles. With the portable library's ``bitwise_xor`` instead of the table, they take 1.9 million.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 PyTorch's registry accepts one definition per name. A definition of ``cortex_m`` operators here would collide with that
 of ExecuTorch, whose module also imports ExecuTorch's whole backend. Therefore, ATen programs use operators of another
-namespace, without scratch tensors, which exist only in edge programs. This module does not register the edge operators
-``cortex_m``, but gives them a schema and a function, which ExecuTorch's passes and emitter need. ``torch.ops.cortex_m``
-returns these edge operators until ExecuTorch's definitions are registered.
+namespace. They have no scratch arguments, because only edge programs have scratch tensors. This module does not
+register the edge operators ``cortex_m``, but gives them a schema and a function, which ExecuTorch's passes and emitter
+need. ``torch.ops.cortex_m`` returns these edge operators until ExecuTorch's definitions are registered.
 """
 
 from __future__ import annotations

@@ -206,7 +206,7 @@ class _KernelLowering:
         return operand
 
     def replace_quantize_nodes(self) -> None:
-        """Redirect other readers of lowered quantize nodes, for example float operators, to the kernels' results."""
+        """Redirect the remaining readers of lowered quantize nodes, such as float operators, to kernel results."""
         for quantize, value in self._values.items():
             if not quantize.users:
                 continue

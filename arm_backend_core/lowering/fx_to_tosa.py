@@ -170,7 +170,7 @@ class Lowering:
         return self._graph_inputs[node][0], boundary_order(node)
 
     def graph_inputs(self) -> dict[Node, Value]:
-        """The nodes outside of the graph that it reads, with their graph inputs."""
+        """{node outside of the graph that the graph reads: its graph input}."""
         return {node: value for node, (value, _) in self._graph_inputs.items()}
 
     def is_internal(self, node: Node) -> bool:

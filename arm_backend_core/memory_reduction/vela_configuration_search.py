@@ -42,7 +42,7 @@ _LIMITS_FOR_LEAST_RAM = (1.0, 0.9, 0.75, 0.5)
 #: Arena limits that are tried, as fractions of the available SRAM. A program often needs less than its limit.
 #: Therefore, a limit above the available SRAM may give the fastest program that fits.
 _LIMITS_TO_FIT = (1.05, 1.0, 0.9)
-#: An arena limit, as a fraction of the size program's RAM. The program with this limit usually takes only few more
+#: An arena limit, as a fraction of the size program's RAM. The program with this limit usually takes only a few more
 #: cycles than the performance program.
 _LIMIT_NEAR_SIZE = 1.05
 #: Maximum number of rounds of the search for the least RAM. Each round starts from the best program so far.

@@ -69,8 +69,8 @@ class Accumulator:
 
         Raises:
             Unsupported: under the conditions of the function ``requantize``. Also if the residual bias must be added,
-                and a sum or this bias exceeds 2**28 steps, where a step is a quarter of the result's scale. This is the
-                coarsest scale at which they may be added.
+                and a sum or this bias exceeds 2**28 steps, where a step is a quarter of the result's scale. No
+                coarser step may be used to add sum and bias.
         """
         assert self.scales is not None
         assert self.peaks is not None

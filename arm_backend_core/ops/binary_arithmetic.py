@@ -198,7 +198,7 @@ def _register_max_or_min(name: str, nan_ignoring: OpOverload, *overloads: OpOver
     def integer_rule(cx: Context, x: Operand, y: Operand) -> Value:
         """Requantize both operands first. Rounding is monotonic: the result is the requantized maximum or minimum."""
         operands = to_common_rank(cx.to_fixed_point(x), cx.to_fixed_point(y))
-        # TOSA compares int32 only. The zero point stays: Vela compiles the operator and its RESCALEs to one of int8.
+        # TOSA compares int32 only. The zero point stays: Vela fuses the operator and its RESCALEs to an int8 operation.
         left, right = (cx.b.rescale(z.requantize(cx.q), DType.INT32, 1.0) for z in operands)
         return cx.b.rescale(getattr(cx.b, name)(left, right), cx.q.dtype, 1.0)
 

@@ -74,7 +74,7 @@ def is_cast(node: torch.fx.Node) -> bool:
 
 
 def is_average(node: torch.fx.Node) -> bool:
-    """Whether a node's operator averages elements. Averages that keep the operand's scale are rounded."""
+    """Whether a node's operator averages elements. Averages that keep the operand's scale are rounded to it."""
     record = find_record(node)
     return record is not None and record.is_average
 

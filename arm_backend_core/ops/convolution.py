@@ -120,8 +120,8 @@ def _depth_slices(
     """For each plane of the kernel, gather the planes of x that this kernel plane multiplies.
 
     Returns:
-        One tensor [N * OD, H, W, C] for each plane of the kernel. It holds, for each output plane, the plane of x that
-        this kernel plane multiplies.
+        One tensor [N * OD, H, W, C] for each plane of the kernel. It holds, for each of the OD output planes, the plane
+        of x that this kernel plane multiplies.
 
     Args:
         kernel_offsets: for each plane of the kernel, its distance from the first one in planes of x.

@@ -64,9 +64,9 @@ class FloatExpr:
     def __pow__(self, x: FloatExpr | float) -> FloatExpr:
         """self**x as exp(x * ln(abs(self))), with the sign that C's pow returns.
 
-        TOSA defines POW only for finite positive bases. The argument of exp is below 89, unless the result overflows,
-        and its rounding error is multiplied by its magnitude: the relative error of the result is at most 1e-5. For
-        -0.0 and negative bases, the result is as in C's pow.
+        TOSA defines POW only for finite positive bases. The absolute rounding error of exp's argument becomes the
+        relative error of the result. Unless the result overflows, the argument is below 89, so this error is at most
+        1e-5. For -0.0 and negative bases, the result is as in C's pow.
         """
         y = x if isinstance(x, FloatExpr) else self.full_like(x)
         base = abs(self)
@@ -140,7 +140,7 @@ class FloatExpr:
 
     @property
     def max_finite(self) -> float:
-        """Largest finite number of the result's type for the operand of a formula, else of the type that computes."""
+        """Largest finite number of ``result_dtype`` if that is set, else of the type of ``value``."""
         return (self.result_dtype or self.value.dtype).max_finite
 
     def where(self, a: FloatExpr | float, b: FloatExpr | float) -> FloatExpr:

@@ -20,17 +20,17 @@ from arm_backend_core.tosa.graph import Value, prod
 aten = torch.ops.aten
 #: Limits of a gather by one-hot convolution, for constant int8 and int16 tables on targets without GATHER: maximum
 #: number of rows of the table, and maximum number of multiplications (indices times elements of the table). Example: 16
-#: indices into a table of 1000 x 64 elements take 1,024,000 multiplications. Vela estimates 75,248 cycles for both
-#: convolutions on U55-128. Beyond the limits, the CPU gathers: in tiny BERT, 32 indices into a table of 1000 x 128
-#: elements would take 150,528 cycles, 13% of the model, for a copy of 4 KB.
+#: indices into a table of 1000 x 64 elements take 1,024,000 multiplications. Vela estimates 75,248 cycles for the two
+#: convolutions (``one_hot_rows`` and ``_gather_by_conv``) on U55-128. Beyond the limits, the CPU gathers: in tiny BERT,
+#: 32 indices into a table of 1000 x 128 elements would take 150,528 cycles, 13% of the model, for a copy of 4 KB.
 _MAX_ONE_HOT_ROWS, _MAX_ONE_HOT_PRODUCTS = 1024, 1 << 21
 #: Limit of a gather by one-hot rows for all other tables, for example tables that are computed at run time: number of
 #: indices times bytes of the table. int8 tables are multiplied by MATMUL. Other tables are converted to int32, and the
 #: elementwise products are stored in memory.
 _MAX_ONE_HOT_BYTES = 1 << 16
 _MAX_ONE_HOT_COUNT = DType.INT16.range[1]  #: limit of columns of a one-hot matrix, whose indices are int16
-ONE_HOT_ZERO_POINT = -128  #: int8 that represents 0 in a one-hot matrix, so that all smaller numbers saturate to it
-#: Maximum number of rows of a constant gather if their indices differ: each row takes a slice and a gather.
+ONE_HOT_ZERO_POINT = -128  #: int8 that represents 0 in a one-hot matrix; the next integer represents 1
+#: Maximum number of rows of a gather with constant indices that differ between rows: each takes a slice and a gather.
 _MAX_UNROLLED_ROWS = 64
 _MAX_CHEAP_SLICES = 8  #: up to this many slices are assumed to be cheaper than a GATHER
 _MAX_SLICES = 1024  #: for more slices, Vela takes minutes, and the CPU is faster (example: 12,544 slices in RAFT)
@@ -125,7 +125,7 @@ def one_hot_rows(b: Builder, indices: Value, count: int) -> Value:
 
     A 1x1 convolution computes index - k for each k: all weights are 1, and the bias of output channel k is -k. The
     difference saturates to int8, and a TABLE maps 0 to 1 and all other numbers to 0. Vela fuses the TABLE. Arithmetic
-    that broadcasts the indices and the numbers k would take 15 times the cycles: 320 indices and 96 numbers take 31,699
+    that broadcasts the indices and the numbers k would take 18 times the cycles: 320 indices and 96 numbers take 31,699
     cycles on U55-128 instead of 560,640. An index that is out of range, below 2**29 in magnitude, has a row of
     zeros.
     """

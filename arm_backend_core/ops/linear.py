@@ -110,7 +110,7 @@ def _matmul(cx: Context, a: Operand, b: Operand) -> Value:
 def _int16_matmul_by_bytes(cx: Context, a: FixedPoint, b: FixedPoint) -> Value:
     """Int16 matrix product as four int8 products, for hardware without int16 MATMUL (Ethos-U55 and U65).
 
-    x = 256 * high + low, with high = floor(x / 256) and 0 <= low <= 255. ``low`` is int8 with zero point -128. So
+    x = 256 * xh + xl, with xh = floor(x / 256) and 0 <= xl <= 255. The low byte xl is int8 with zero point -128. So
     a @ b = 2**16 (ah @ bh) + 256 (ah @ bl + al @ bh) + al @ bl. The partial sums are rescaled to one scale before they
     are added. This scale is 2**-14 of the result's scale, or larger: the largest possible sum of K products, divided by
     the scale, must be at most 2**29.

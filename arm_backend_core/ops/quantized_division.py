@@ -68,7 +68,7 @@ class _Division:
         return max(self.y.low, -self.y.high, 0)
 
     def requantize(self, quotient: FixedPoint, scale: float) -> Value:
-        """Convert ``quotient`` to the result's quantization parameters. Its scale is ``scale`` steps of the result."""
+        """Convert ``quotient``, whose unit is ``scale`` steps of the result, to the result's parameters."""
         q = self.cx.q
         return quotient.with_scale(scale * float(q.scale)).requantize(q)
 
@@ -182,7 +182,7 @@ def _compute_mantissas(y: FixedPoint, bias: int) -> tuple[FixedPoint, FixedPoint
     """As ``_tabulate_mantissas``, for an INT32 divisor whose magnitude is at most 2**15, by normalization.
 
     With z leading zeros of abs(y), y << (z - 2) is m * 2**29 with 1 <= abs(m) < 2. The exponent is 31 - z. A SUB in
-    front of the RESCALE to int16 rounds the index: on U85, a SUB with a fused RESCALE takes half the cycles of a
+    front of the RESCALE to int16 rounds the index down: on U85, a SUB with a fused RESCALE takes half the cycles of a
     RESCALE alone.
     """
     zeros = (y if y.low >= 0 else abs(y)).leading_zeros()
@@ -205,7 +205,7 @@ def _compute_mantissas(y: FixedPoint, bias: int) -> tuple[FixedPoint, FixedPoint
 
 
 def _divide_precisely(division: _Division) -> Value:
-    """x * sign(y) * (2**30 / abs(y)) in integers. The reciprocal has 14 bits, 16 for an int16 result.
+    """x * sign(y) * (2**30 / abs(y)) in integers. The reciprocal is accurate to 14 bits, 16 for an int16 result.
 
     If y is 0, the product is 0, because sign(0) = 0. Then sign(x) * 2**29 is added, so that the result saturates. For
     this, all products are shifted right so far that 2**29 exceeds the result's range.

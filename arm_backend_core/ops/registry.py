@@ -58,8 +58,8 @@ class Record:
         fixed_range: (low, high) of the result for any input, None if the range depends on the input.
         prefers_int16_input: whether its integer rule computes with more than 8 bits. In an INT8 program, an int16 input
             then improves accuracy.
-        is_select: whether it selects between operands. Both may be Python numbers, so the result can be quantized even
-            if no operand is.
+        is_select: whether it selects between two operands. Both may be Python numbers, so the result can be quantized
+            even if no operand is.
         is_cast: whether it only changes the element type.
         is_recurrent_gate: whether it is an activation function of the gates of LSTM and GRU layers. There, its int16
             result has the range [-1, 1]. An int16 operand that only gates read has the range [-16, 16], beyond which

@@ -82,9 +82,8 @@ def spatial_mean(
 def _is_mean_over_image_side(b: Builder, x: Value, axes: Sequence[int]) -> bool:
     """Whether the mean is over the height or the width of an image stored as [N, H, W, C], and one kernel covers it.
 
-    BC-ResNet and coordinate attention compute such means. The image stays in its layout, without TRANSPOSEs. Vela 5.2's
-    estimates of the cycles of x + conv(mean(x)) with [1, 32, 20, 48] follow. Of two numbers, the first is for the
-    stored layout, and the second is with TRANSPOSEs:
+    BC-ResNet and coordinate attention compute such means. The image stays in its layout, without TRANSPOSEs. Cycles
+    of x + conv(mean(x)), x of shape [1, 32, 20, 48], in the stored layout and with TRANSPOSEs (Vela 5.2):
 
     - mean over the height: 154,758 and 221,754 on U55-128, 53,470 and 97,680 on U85-256,
     - mean over the width: 151,730 and 157,734 on U55-128, 54,236 and 70,626 on U85-256.

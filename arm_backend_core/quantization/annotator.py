@@ -60,7 +60,7 @@ class Annotator:
         self._result_specs: dict[Node, QuantizationSpec] = {}
 
     def _use_most_precise_config(self, functions: Sequence[Node]) -> None:
-        """Configure the functions of one TABLE with their configuration that has the most activation levels."""
+        """Give all functions of one TABLE the configuration with the most activation levels among theirs."""
         most_precise = max((self.configs[node] for node in functions), key=lambda c: c.activation.quant_max or 0)
         self.configs |= dict.fromkeys(functions, most_precise)
 
@@ -194,8 +194,8 @@ class Annotator:
         The first case that applies:
 
         - The source holds exact integers, which the node can read unchanged: the producer's spec.
-        - The source is an int16 result of a recurrent layer, and the node in this layer has no weights: the producer's
-          spec.
+        - The source is an int16 result of a recurrent layer, and the node is an operator without weights in such a
+          layer: the producer's spec.
         - The node benefits from int16, and it is in a recurrent layer, or the source is int16 or constant:
           ``int16_activation``.
         - Otherwise: ``activation``.

@@ -74,7 +74,7 @@ class GraphInterpreter:
         while position < len(self._nodes):
             node = self._nodes[position]
             position += 1
-            # A parameter's node may precede the condition of its branch. It then runs, whatever the condition's value.
+            # A parameter's node may precede the condition of its branch. Such a node always runs.
             path = self._conditions.get(node, ())
             runs = all(bool(values.get(condition, side)) is side for condition, side in path)
             if runs:

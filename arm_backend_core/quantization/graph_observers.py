@@ -90,7 +90,7 @@ def set_observer_properties(*observed_graphs: tuple[GraphModule, Mapping[Node | 
 
 
 def register_bias(model: GraphModule, node: Node, observers: Mapping[Node | tuple[Node, Node], Any]) -> None:
-    """Register an operator's current bias with the observer of its weight. The scale has a minimum due to the bias."""
+    """Register an operator's current bias with its weight's observer: the bias sets a minimum for the scale."""
     record = find_record(node)
     if record is None or record.kind is not AnnotationKind.CONV or len(node.args) <= record.bias:
         return

@@ -128,7 +128,7 @@ class RangeObserver(ObserverBase):
         return statistics.low, statistics.high
 
     def _scale_and_zero_point(self, low: Bounds, high: Bounds) -> tuple[Tensor, Tensor]:
-        """Compute parameters for a range extended to 0, which is represented exactly: padding and relu produce it.
+        """Compute parameters for the range extended to 0, so that 0 is exact: padding and relu produce zeros.
 
         A symmetric range of int16 is 65,535 steps wide, as in torchao. Its largest magnitude is 32767.5 steps from 0:
         clipping to 32767 costs half a step there, no more than rounding does elsewhere. In ExecuTorch's A16W8
@@ -304,8 +304,8 @@ class WeightObserver(RangeObserver):
 
     The bias is int32 with the scale of the accumulator, activation scale times weight scale. The bias would overflow if
     the activation is 0 in all samples, or all weights of a channel are 0. In these cases, the observer enlarges the
-    weight's scale until the bias is at most 2**30 accumulator steps. The loss of precision is small, because a product
-    of two int8 values is at most 2**15 accumulator steps.
+    weight's scale until the bias is at most 2**30 accumulator steps. The loss of precision is small: a product of two
+    int8 values is at most 2**15 accumulator steps, which is little beside a bias of 2**30 steps.
     """
 
     scale_of_zeros = SMALLEST_SCALE

@@ -289,7 +289,7 @@ def _advise_float32(graph: Graph, dtype: torch.dtype) -> str:
 
 
 def _set_attribute_values(model: GraphModule) -> None:
-    """Set ``meta["val"]`` of get_attr nodes that lack it to the attribute's tensor; constant folding creates them."""
+    """Set missing ``meta["val"]`` of get_attr nodes to the attribute's tensor; constant folding creates such nodes."""
     for node in model.graph.nodes:
         if node.op == "get_attr" and "val" not in node.meta:
             node.meta["val"] = attrgetter(str(node.target))(model)

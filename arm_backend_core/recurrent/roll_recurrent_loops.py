@@ -4,8 +4,8 @@ A recurrent layer is unrolled before quantization, and all its steps have the sa
 into a ``torch.scan`` over chunks of steps. ExecuTorch's runtime calls the delegate of a chunk repeatedly, so weights
 and commands of one chunk are compiled and stored once.
 
-The results are equal to those without loop rolling: a call of the delegate passes the same numbers to the next call
-that an unrolled step passes to the next step. One exception: an unrolled first step with a zero state is rounded less
+The results are equal to those without loop rolling: one call of the delegate passes the same numbers to the next call
+as an unrolled step passes to the next step. One exception: an unrolled first step with a zero state is rounded less
 often, so the last bit of its result may differ.
 """
 

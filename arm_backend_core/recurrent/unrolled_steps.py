@@ -329,8 +329,8 @@ def count_steps(program: ExportedProgram) -> list[int]:
 def find_unrolled_layers(program: ExportedProgram) -> Iterator[UnrolledLayer]:
     """Yield each call of an unrolled recurrent layer whose steps form a loop.
 
-    A call of the layer is analyzed when the iterator reaches it, because the code in the loop over this iterator may
-    have edited the program.
+    Each call is analyzed only when the iterator reaches it, because the caller may edit the program between two
+    results.
     """
     constants = set(constants_of(program))
     for node in program.graph.nodes:

@@ -67,7 +67,7 @@ class ArmCompileSpec(ABC):
 
     @property
     def debug_mode(self) -> ArmCompileSpec.DebugMode | None:
-        """The argument of the last ``dump_debug_info`` call."""
+        """The mode that the last ``dump_debug_info`` call set; None if no debug information is written."""
         return self._debug_mode
 
     def dump_intermediate_artifacts_to(self, output_path: str | os.PathLike[str] | None) -> Self:

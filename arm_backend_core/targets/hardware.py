@@ -62,7 +62,7 @@ class Hardware:
         ignores_unit_axes: Vela fuses operations across a RESHAPE that only adds or removes axes of size 1.
         scales_max_pools: a max pooling can scale its result, so that Vela fuses a RESCALE into MAX_POOL2D.
         sums_rescale_operands: ADD and SUB rescale both operands and their result in one operation.
-        computes_pixel_pairs: a 1x1 convolution of few channels takes fewer cycles in one of two forms. Two pixels
+        computes_pixel_pairs: a 1x1 convolution of few channels takes fewer cycles in one of two forms: two pixels
             become the channels of one pixel, or the channels of one pixel become two pixels, which a 1x2 kernel reads.
         copies_by_slow_pool: Vela copies operands of a CONCAT by an average pooling, which takes twice the cycles of a
             MUL by 1.

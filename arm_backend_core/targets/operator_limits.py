@@ -2,7 +2,7 @@
 
 A limit returns its violation: the property that is not supported, or None. ``find_axes_lost_on_split`` returns the axes
 along which Vela splits an operator incorrectly. The limits follow Vela 5.1's report (``vela --supported-ops-report``)
-and the programs that it was observed to refuse or to compile incorrectly.
+and the programs that Vela was observed to refuse or to compile incorrectly.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def _matmul_violation(op: Operation) -> str | None:
 
 
 def _gather_violation(op: Operation) -> str | None:
-    """The number of indices of an image is less than 65536. This is Vela's bug ``long_gather``."""
+    """Refuse 65536 or more indices for each image, because of Vela's bug ``long_gather``."""
     count = op.inputs[1].shape[1]
     return f"{count} indices ({MAX_EXTENT - 1} at most)" if count >= MAX_EXTENT else None
 

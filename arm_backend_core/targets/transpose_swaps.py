@@ -30,7 +30,7 @@ def plan_swaps(shape: Layout, perms: Layout, dtype: DType, source: Layout) -> tu
 
     A TRANSPOSE that is one supported swap, or moves only dimensions of size 1, is not decomposed. If a RESHAPE computes
     the operand, Vela may move this RESHAPE behind the first swap, which changes the dimensions of the swap
-    (``is_supported_by_vela``). If the first swap is not supported then, one of its dimensions is split in two.
+    (``is_supported_by_vela``). If Vela does not support the changed swap, one of its dimensions is split in two.
 
     Args:
         shape: shape of the TRANSPOSE's operand.

@@ -277,7 +277,7 @@ def _add_sram_hint(target: Npu, problem: str) -> str:
 
 
 def _family_in_name(system_config: str) -> str | None:
-    """The family in the name of a system configuration, for example ``ethos-u85``; None if it has none."""
+    """The family in the name of a system configuration, for example ``ethos-u85``; None if the name contains none."""
     match = re.match(r"ethos_(u\d+)", system_config, re.IGNORECASE)
     return f"ethos-{match[1].lower()}" if match else None
 

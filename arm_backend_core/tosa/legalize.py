@@ -153,7 +153,7 @@ class LegalizingBuilder(Builder):
     def cast(self, x: Value, dtype: DType) -> Value:
         """Emit a cast, in several steps if the target lacks it.
 
-        Booleans: the FP profile cannot cast them, so a SELECT converts them to 0 and 1.
+        Booleans: a SELECT converts them to 0 and 1, because the FP profile cannot cast them.
 
         Integer to integer: the FP profile has no such cast, so the value is cast to FP32 and from FP32 to the result's
         type. A cast to a narrower integer must drop the high bits, but the cast from FP32 saturates. Two INT32

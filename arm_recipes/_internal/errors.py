@@ -25,4 +25,4 @@ class BudgetError(ExportError):
 
 
 class AccuracyError(ExportError):
-    """The SQNR of an output is below ``min_sqnr``, or it cannot be computed."""
+    """The signal-to-quantization-noise ratio (SQNR) of an output is below ``min_sqnr``, or cannot be computed."""

@@ -44,7 +44,7 @@ class MergeDicts(argparse.Action):
 
 
 def parse_precision(text: str) -> dict[str, str]:
-    """Parse MODULE=NAME."""
+    """Parse MODULE=NAME, the precision of a module, as {MODULE: NAME}."""
     module, equals, name = text.rpartition("=")
     if not equals:
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form MODULE=NAME")
@@ -74,7 +74,7 @@ def parse_cpu(text: str) -> str | None:
 
 
 def parse_memory(text: str) -> dict[str, str | None]:
-    """Parse NAME=SIZE as {NAME: SIZE}, and NAME, a memory without a limit, as {NAME: None}."""
+    """Parse NAME=SIZE as {NAME: SIZE}, and NAME alone (a memory without a size limit) as {NAME: None}."""
     name, equals, size = text.partition("=")
     return {name.strip(): size.strip() if equals else None}
 
@@ -156,7 +156,7 @@ _ARGPARSE_KEYWORDS: dict[str, dict[str, Any]] = {
         "help": "fail, instead of warn, if a CPU operator has no ExecuTorch kernel",
     },
 }
-#: The default of arguments for samples, as the help describes it: the example inputs that ``torch.export.save`` stores.
+#: Help text for the default of sample arguments: the example inputs that ``torch.export.save`` stores.
 MODEL_INPUTS = "the inputs in the model's file"
 _SOURCE_HELP = "a .npz, .npy or image file, a folder of such files, or module:function"
 

@@ -170,7 +170,7 @@ def _import_function(source: str, argument: str) -> Callable[[], Any]:
 def check_returned_samples(samples: Any, input_signature: InputSignature, label: str) -> Any:
     """Check samples that a user's function returned.
 
-    A ``DataLoader`` is rebatched as in ``export``, and only its first sample is checked.
+    Of a ``DataLoader``, only the first sample is checked, after rebatching as in ``export``.
 
     Returns:
         the samples as a list, or the ``DataLoader``.
@@ -204,7 +204,7 @@ def _call_function(function: Callable[[], Any], label: str) -> Any:
     """Call the user's function.
 
     Raises:
-        ValueError: it raised an exception, or returned no samples. The message names the function and the line.
+        ValueError: the function raised an exception, or returned None. The message names the function and the line.
     """
     try:
         samples = function()

@@ -75,7 +75,7 @@ class Evaluator:
         return None if self._metric is None else _mean_metric(self._metric, self._expected, self._originals)
 
     def evaluate(self, program: ExportedProgram) -> EvaluationResult:
-        """Run a quantized program in PyTorch, and evaluate it. On the target, its results differ by rounding only."""
+        """Run a quantized program in PyTorch, and evaluate it. Results on the target differ by rounding only."""
         return self.evaluate_outputs(run_model(program, self.samples))
 
     def task_accuracy(
@@ -307,8 +307,8 @@ def _class_axis(scores: Tensor, samples: int, labels: int, has_padding: bool) ->
     """Return the class dimension: 1 (images, [N, C, ...]) or -1 (tokens, [N, T, C]).
 
     The number of items of a sample is the product of all dimensions except the class dimension. The result is the
-    dimension for which all samples together have as many items as there are labels. With padding, there may be more
-    items than labels, but fewer than one sample more. If neither dimension matches, the result is -1.
+    dimension for which all samples together have as many items as there are labels. With padding, the number
+    of items may exceed the number of labels by less than one sample. If neither dimension matches, the result is -1.
     """
     for axis in (1, -1):
         items = scores.numel() // max(scores.shape[axis], 1)  # of one sample

@@ -217,7 +217,7 @@ def _graph_difference_notes(
 ) -> list[str]:
     """Return a note if the graph rewritten for quantization deviates from the captured model.
 
-    Both run the first sample in floating point.
+    Both graphs run the first sample in floating point.
     """
     if original is None or plan.has_state:
         return []

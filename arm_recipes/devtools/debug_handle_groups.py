@@ -38,7 +38,7 @@ class DebugHandleGroup:
     """A node of the captured program whose value an operator computes, and the nodes that are grouped with it.
 
     Attributes:
-        operator_index: index of the TOSA operator that computes the value. Events have it as delegate debug identifier.
+        operator_index: index of the TOSA operator that computes the value: the delegate debug identifier of events.
         handles: debug handles of the nodes in the group. The handle of ``node`` comes last. Quantize and dequantize
             nodes without an operator of their own are excluded, because they would hide the other nodes
             of the group in the Inspector.

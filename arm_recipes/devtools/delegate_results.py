@@ -146,10 +146,10 @@ def _layouts(array: Array, shape: tuple[int, ...]) -> Iterator[Array]:
 
 
 def _regrouped_layouts(array: Array, shape: tuple[int, ...]) -> Iterator[Array]:
-    """Yield ``array`` in ``shape``, if a dimension of one of them consists of several dimensions of the other.
+    """Yield ``array`` in ``shape``, for layouts in which a dimension of one is split into several of the other.
 
     Yields:
-        An array for each order of the dimensions.
+        One array for each order of the dimensions of ``array``, then one for each order of the dimensions of ``shape``.
     """
     for order in itertools.permutations(range(array.ndim)):
         yield array.transpose(order).reshape(shape)

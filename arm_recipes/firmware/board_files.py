@@ -21,8 +21,8 @@ _MODEL_SECTIONS = (
     ("ARM_MODEL_PTE_SECTION", ".rodata.arm_model_pte"),
     ("ARM_MODEL_PTD_SECTION", ".rodata.arm_model_ptd"),
 )
-#: The NPU's scratch (tensor arena): inputs, outputs, intermediate and CPU tensors. ExecuTorch's temp allocator is
-#: something else.
+#: Section for the NPU's scratch (tensor arena): the pool of ExecuTorch's temp allocator, and memory-planned buffer 0 if
+#: it contains the scratch.
 _SCRATCH_SECTION = ("ARM_MODEL_TEMP_SECTION", ".bss.arm_model_temp")
 _FAST_SCRATCH_SECTION = ("ARM_MODEL_FAST_SCRATCH_SECTION", ".bss.arm_model_fast_scratch")
 #: CMSIS components that each program needs, of the packs ARM::CMSIS and PyTorch::ExecuTorch.
@@ -103,9 +103,9 @@ def find_firmware_board(recipe: object) -> FirmwareBoard | None:
 
 
 def memory_placeholders(board: FirmwareBoard | None) -> dict[str, str]:
-    """Placeholder of a template -> text, for ``linker/arm_model.ld`` and ``zephyr/CMakeLists.txt``.
+    """Return {template placeholder: text} for ``linker/arm_model.ld`` and ``zephyr/CMakeLists.txt``.
 
-    The text contains a placeholder for the user (``_UNKNOWN_MEMORY_NAMES``) if no document describes a memory.
+    For a memory that no document describes, the text is a name that the user replaces (``_UNKNOWN_MEMORY_NAMES``).
     """
     if board is None:
         program, sram = _UNKNOWN_MEMORY_NAMES["flash"], _UNKNOWN_MEMORY_NAMES["sram"]
@@ -249,7 +249,8 @@ def _zephyr_regions(board: FirmwareBoard) -> dict[tuple[str, str], str]:
 def _zephyr_name(default: str) -> str:
     """Name of a section for Zephyr: the default without its prefix ``.rodata`` or ``.bss``.
 
-    Zephyr's linker script places ``.rodata.*`` and ``.bss.*`` before it includes ``zephyr/arm_model.ld``.
+    Zephyr's linker script places ``.rodata.*`` and ``.bss.*`` before it includes ``zephyr/arm_model.ld``, so
+    sections with these prefixes would not get the memory region that this file specifies.
     """
     return default[default.index(".", 1) :]
 

@@ -128,7 +128,7 @@ def _sha256(content: bytes) -> str:
 def _read_manifest(target: Path) -> dict[str, set[str]]:
     """Read the SHA-256 of each file in the folder that the manifest lists.
 
-    After an interrupted write, a file may have two: of its old and of its new content.
+    After an interrupted write, a file may have two hashes: of its old and of its new content.
     """
     try:
         manifest = json.loads((target / MANIFEST).read_bytes())

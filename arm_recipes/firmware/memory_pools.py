@@ -41,8 +41,8 @@ class ProgramPools:
     Attributes:
         methods: memory of each method.
         shared: memory-planned buffers with index 1 and above, which all methods share.
-        temp: temp allocator on a Cortex-M. It is the maximum of three: scratch of a delegate that is not in planned
-            memory, memory that ExecuTorch's look-up of kernels takes, and temporary memory of a kernel.
+        temp: temp allocator on a Cortex-M. It is the maximum of three sizes: the largest scratch of a delegate outside
+            planned memory, the memory for ExecuTorch's kernel look-up, and the temporary memory of a kernel.
         temp_64: temp allocator on this machine.
         fast_scratch: fast scratch of the NPU, in separate SRAM, for the memory mode ``Dedicated_Sram``.
         outputs: memory that the application provides for outputs outside the memory plan; the maximum over the methods.
@@ -69,7 +69,7 @@ class ProgramPools:
 def measure_pools(
     program: bytes, inspection: Inspection, cases: Sequence[FirmwareTestCase], data_file: bytes | None = None
 ) -> ProgramPools:
-    """Compute the sizes of the pools from the program, and check them by a run with unlimited pools.
+    """Compute the sizes of the pools from the program, and check them by a run with unlimited allocators.
 
     The run also measures the temporary memory of kernels, which the program does not state.
 
@@ -102,8 +102,8 @@ def measure_pools(
         size = method_allocator_bytes(plans[name], 32, has_data_file) if exact else size_64
         methods.append(MethodPools(name, size, size_64, planned[name]))
     lookup_bytes = {bits: max(kernel_lookup_bytes(plans[name], bits) for name in names) for bits in (32, 64)}
-    # If the run needs more than this minimum, a kernel uses temporary memory. It may contain pointers, so its size on a
-    # Cortex-M is unknown.
+    # If the run needs more than this minimum, a kernel uses temporary memory. This memory may contain pointers, so its
+    # size on a Cortex-M is unknown.
     minimum = max(scratch, lookup_bytes[64])
     kernel_temp = measured.temp if measured.temp > minimum else 0
     temp = max(scratch, lookup_bytes[32], kernel_temp)

@@ -130,7 +130,7 @@ _TEMPLATES = (
 
 
 def _select_blocks(text: str, *, has_npu: bool) -> str:
-    """Keep the lines between ``@NPU?@``, ``@NO_NPU?@`` and ``@END?@`` that are for the program."""
+    """Resolve the template blocks (``_NPU_BLOCK``): keep the lines for programs with delegates, or those without."""
     return _NPU_BLOCK.sub(lambda match: match[1] if has_npu else match[2] or "", text)
 
 
@@ -213,7 +213,7 @@ def _memory_placeholders(pools: ProgramPools) -> dict[str, str]:
 
 
 def _planned_memory_placeholders(pools: ProgramPools) -> dict[str, str]:
-    """Placeholders for planned memories: sections, arrays (except for the first memory), bytes that the NPU reaches."""
+    """Placeholders for planned memories: linker sections, arrays of all but the first, bytes that the NPU accesses."""
     numbers = range(2, 2 + len(pools.shared))
     names = [f"ARM_MODEL_PLANNED{number}_SECTION" for number in numbers]
     sections = [

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from arm_recipes.pipeline.artifact import Artifact
     from arm_recipes.types import Samples
 
-    #: Converts a sample to input tensors. Arguments: method, its inputs and outputs, sample, its name in messages.
+    #: Converts a sample to input tensors. Arguments: name of the method, its ``MethodIO``, sample, label for messages.
     SampleConverter = Callable[[str, MethodIO, Any, str], Sequence[Any]]
 
 #: Files of ``runtime/`` that are copied to ``backend/``.
@@ -66,7 +66,7 @@ class Firmware(Renderable):
         kernels: CPU kernels that the program needs.
         cases: number of test cases in the self-test.
         program_bytes: size of the program.
-        data_file_bytes: size of its data file (``.ptd``); 0 without one.
+        data_file_bytes: size of the program's data file (``.ptd``); 0 without one.
         board: the board whose files are in the folder; "" without one.
     """
 
@@ -123,14 +123,14 @@ def save_firmware(
     Args:
         source: a result of ``export``, a loaded program, or the path or bytes of a ``.pte``.
         folder: a new or empty folder, or one that an earlier call wrote. Files of the earlier call are replaced.
-        samples: inputs of the self-test. For a result of ``export``, they have the form of its argument ``samples``.
+        samples: inputs of the self-test. For a result of ``export``, they have the form of ``samples`` in ``export``.
             For a program, they are a list of tuples of input tensors. For several methods, pass a dict of method name
             to samples. Each sample occupies flash. A method without samples is tested with random inputs.
 
     Raises:
         ValueError: the folder is not writable or has other or changed files, the program is for another target, or
             samples do not match the program.
-        RunError: the program does not run on this machine, or this machine has no compiler to build the test run.
+        RunError: the program does not run on this machine, or there is no C++ compiler to build the test executable.
     """
     target = check_output_folder(folder)
     data = collect_firmware_data(source, samples, target.name)
@@ -183,7 +183,7 @@ def collect_firmware_data(source: Artifact | Program | str | Path | bytes, sampl
 
 @dataclass(frozen=True)
 class ExportEnvironment:
-    """Versions of tools, processor and board, which a program does not contain; see ``Versions``."""
+    """Data that a program does not contain: versions of the tools, processor and board; see ``Versions``."""
 
     vela: str
     executorch: str

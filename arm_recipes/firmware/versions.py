@@ -1,4 +1,4 @@
-"""Versions of the tools of a program, and the program's target."""
+"""Versions of the tools that compiled a program, and the program's target."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Versions:
-    """Versions of the tools of a compiled program, and its target.
+    """Versions of the tools that compiled a program, and the program's target.
 
     Attributes:
         executorch: version of the installed ExecuTorch. A program without an export result may have been compiled with

@@ -59,8 +59,8 @@ class Artifact:
         shape_variants: by method, the variants of a method that was exported for several input sizes (``sizes=``).
         recipe: the recipe of the export.
         create_objects: creates ``export_objects`` on first use. For an export from the cache, this runs the pipeline.
-        requested_recipe: the user's recipe, if the program was compiled a second time to need less SRAM. ``recipe`` is
-            then the recipe of the second compilation. None if the program was compiled once.
+        requested_recipe: the user's recipe, if this program was compiled again to need less SRAM. ``recipe`` is then
+            the recipe of that compilation. None for the program of the first compilation.
         cached_chunks: the program's byte chunks, if the program comes from the cache.
         cached_data_file: the program's data file, if the program comes from the cache and has one.
         comparison_specs: cache of ``comparison.program_specs``. The key is (method, whether layers are compared).
@@ -258,7 +258,7 @@ class Artifact:
     def to_model_structure(self, method: str, outputs: list[Any]) -> Any:
         """Unflatten the program's outputs to the structure of the model's outputs.
 
-        For a constant method: its value, or the list of its values.
+        For a constant method, this returns its value, or the list of its values.
         """
         if method not in self.out_specs:
             return outputs[0] if len(outputs) == 1 else outputs

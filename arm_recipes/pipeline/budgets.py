@@ -178,9 +178,10 @@ def recipes_within_budget(recipe: ExportRecipe, result: Artifact) -> list[ArmRec
     """Return recipes for less SRAM of the NPU, if the program of ``optimise="auto"`` exceeds the SRAM budget.
 
     The first compilation of the delegates cannot respect the whole budget, because the other parts of the RAM are known
-    only afterwards. A new recipe limits the NPU's own tensors to fewer bytes than before: by the excess, which suffices
-    if the other parts do not change. If the NPU's memory holds tensors of the CPU too, the places that Vela chooses
-    decide how many bytes lie between them. A smaller reduction may then suffice, and costs fewer cycles.
+    only afterwards. Each new recipe limits the SRAM of a delegate to fewer bytes than before. A reduction by the excess
+    suffices if the other parts do not change. If the NPU's scratch also holds tensors of the CPU, Vela's placement
+    decides how many bytes remain unused between the tensors. A smaller reduction may then suffice, and costs fewer
+    cycles, so it is tried first.
 
     Returns:
         The recipes in the order in which they are to be tried. Empty if the program fits, if it has no NPU part, if the

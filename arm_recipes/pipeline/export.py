@@ -132,8 +132,8 @@ def _export_within_budgets(
         recipe: the recipe.
         attempt: exports with a recipe.
         notes: notes about the arguments; a note on further exports is appended.
-        reuse: whether further exports only lower the quantized programs of the first export again. If False, they are
-            further calls of ``attempt``.
+        reuse: whether further exports only lower the quantized programs of the first export again. If False, each of
+            them calls ``attempt``.
         progress: show a progress bar.
 
     Raises:

@@ -79,9 +79,9 @@ class MethodResults:
         )
 
     def describe_64_bit_tensors(self, name: str, examples: Examples) -> Iterator[str]:
-        """Yield a note for each 64-bit input and output, and for each int64 input with a sample that is too large.
+        """Yield a note for each 64-bit input and output, and for each int64 input with too large values in samples.
 
-        Too large is a value outside ``ASSUMED_INTERVAL``, the interval that the compiler assumes.
+        A value is too large if it is outside ``ASSUMED_INTERVAL``, the interval that the compiler assumes.
 
         Args:
             name: the method's name.

@@ -331,7 +331,7 @@ class Pipeline:
         """Copy the programs for lowering. Lowering edits programs in place, and a program may be the user's.
 
         The copies get debug handles, and lose inputs that are numbers, strings or None. A buffer that methods share
-        gets one name in all of them. If there is such a buffer, linear layers get equally many rows, to share weights.
+        gets one name in all methods. If there is one, linear layers are tiled by rows, so that methods share weights.
         """
         from arm_backend_core.nodes import assign_debug_handles
         from arm_backend_core.program import copy_program

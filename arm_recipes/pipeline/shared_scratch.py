@@ -1,7 +1,7 @@
 """Shared scratch: plan the NPU's scratch and the tensors outside the delegates in one memory.
 
 Vela places the inputs and outputs of a delegate in its scratch. ExecuTorch's own memory plan has other addresses for
-these tensors. A runtime then copies them, and a board needs memory for both. The plan of this module contains the
+these tensors. A runtime then copies them, and a board needs memory for both copies. This module's plan contains the
 scratch. Where possible, it places the inputs and outputs of delegates at Vela's offsets in the scratch. The runtime
 does not copy these tensors. While a delegate does not run, tensors of the CPU use the memory of its scratch.
 
@@ -134,8 +134,8 @@ def plan_shared_scratch(
     The parameters are those of ExecuTorch's memory planning algorithms. The plan is ExecuTorch's own if no scratch may
     be shared, if sharing does not save memory, or if calls of one delegate would locate its scratch by different
     arguments. In all cases, this function removes compile specs that an earlier plan recorded in the delegates. A
-    later ``to_executorch`` may plan with ExecuTorch's own algorithm instead of this function. It traces the program
-    before it plans, and each trace also removes these compile specs (``insert_delegates``).
+    later ``to_executorch`` may plan with ExecuTorch's own algorithm instead of this function. The specs do not remain
+    in this case either: ``to_executorch`` first traces the program, and each trace removes them (``insert_delegates``).
     """
     from executorch.exir.memory_planning import MemoryAlgoResult, SpecAllocResult, greedy
 
@@ -240,8 +240,8 @@ def _smallest_plan(calls: Sequence[_Call], specs: Sequence[TensorSpec], alignmen
 
     The int8 input of a delegate is often quantized from a float tensor, which is not live while the delegate runs. The
     float tensor must not overlap the int8 input, but may overlap the rest of the scratch. With scratches first, there
-    may be too little space at addresses below the int8 input. The float tensor is then placed above it. With
-    floating-point tensors first, the scratch moves up only until its int8 input is above the float tensor.
+    may be too little space at addresses below the int8 input. The float tensor is then placed above the int8 input.
+    With floating-point tensors first, the scratch moves up only until its int8 input is above the float tensor.
     """
     tensors = sorted((spec for spec in specs if spec.storage_base is None), key=lambda spec: -spec.allocated_memory)
     scratches = sorted(calls, key=lambda call: -call.scratch_bytes)

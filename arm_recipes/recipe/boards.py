@@ -178,7 +178,7 @@ _RZG3E = (
     "face_detection/exe/model_yolo-fastest/yolo-fastest_192_face_v4/build/IP/compilation/"
     "ethos-u55-256_system_config.ini"
 )
-# The repository _PSOC cites Infineon's ModusToolbox Machine Learning Pack 3.0.0, which is not public.
+# _PSOC is a repository that cites Infineon's ModusToolbox Machine Learning Pack 3.0.0, which is not public.
 _PSOC = f"{_GITHUB}/shinjuyeop/Infineon_FastReflex_E84/blob/8c282c2f3a7e213ea2e96035ea5699e130896d40"
 _PSOC_VELA = f"{_PSOC}/configs/vela/pse84_u55.ini"
 _PSOC_SIZES = "https://doc.qt.io/QtForMCUs/qtul-instructions-psoc-edge-e84.html"

@@ -2,9 +2,8 @@
 
 "minmax" takes the minimum and maximum of all calibration values. The other observers differ from each other only for
 tensors with at least ``MIN_HISTOGRAM_VALUES`` (8,192) values in all samples together. For a tensor with fewer values,
-they all take the same range. If all values of the tensor are equal, this is the range with the least squared error for
-this value. For other tensors, it is the minimum and maximum, widened because values of new inputs usually exceed the
-range of few samples.
+they all take the same range. For constants of the model, this is the range with the least squared error. For other
+tensors, it is the minimum and maximum, widened because values of new inputs usually exceed the range of few samples.
 """
 
 from __future__ import annotations

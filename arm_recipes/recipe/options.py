@@ -26,7 +26,7 @@ class Option:
         expects: the accepted values in words, for error messages.
         find_problem: returns the problem of a value, for the end of the message "got VALUE: PROBLEM"; None for a valid
             value.
-        default: value of an omitted argument. If it is None, the target determines the value, or the option has none.
+        default: value of an omitted argument. None: the target determines the value, or the option has no effect.
     """
 
     name: str
@@ -339,7 +339,7 @@ def option_groups(recipe: str) -> frozenset[str]:
     return frozenset(names)
 
 
-#: Keywords of ``export``. An error about one that was passed to a recipe says where it belongs.
+#: Keywords of ``export``. If one is passed to a recipe, the error message says that it belongs to ``export``.
 EXPORT_ARGUMENTS = {
     *("samples", "labels", "metric", "output", "dynamic_shapes", "sizes", "constant_methods", "strict"),
     *("channels_last", "verify", "cache_dir", "progress"),

@@ -37,7 +37,7 @@ def higher_precision(recipe: str) -> str:
     return next(name for name in ("A16W8", FLOAT) if name in allowed_precisions(recipe))
 
 
-#: Types of activations or weights that users pass for a precision, and the precision.
+#: {type of activations or weights that a user may pass instead of a precision: the precision to suggest}.
 _NAMES_BY_TYPE = {"int16": "A16W8", "int4": "A8W4", "float": FLOAT, "float32": FLOAT}
 
 

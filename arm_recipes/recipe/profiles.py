@@ -8,7 +8,7 @@ _INT_PROFILE = "TOSA-1.0+INT+int16"
 _INT_AND_FP_PROFILE = "TOSA-1.0+INT+FP+int16"
 
 #: {recipe: version, profiles and extensions of its compile spec, without the extensions that options add}. Recipes of
-#: Ethos-U and Cortex-M have none: their targets are fixed.
+#: Ethos-U and Cortex-M have no entry, because their targets are fixed.
 TOSA_SPECS = {
     "TOSA_FP": "TOSA-1.0+FP",
     "TOSA_INT8": _INT_PROFILE,

@@ -31,8 +31,8 @@ _EMULATOR_FOLDER = "emulator"
 _PLUGIN_FOLDERS = ("common", "host", "kernels", _EMULATOR_FOLDER)
 #: Registers the kernels at program start. The plugin does not contain this file: it registers the kernels itself.
 _REGISTRATION_SOURCE = "kernels/cortex_m_kernels_static_registration.cpp"
-#: Source folders of ``measure_pools``, which executes a program on this machine in memory pools of given sizes. It
-#: contains firmware's backend and the NPU emulator.
+#: Source folders of ``measure_pools``, which executes a program on this machine in memory pools of given sizes. This
+#: executable contains firmware's backend. It calls the NPU emulator in the plugin, to which it is linked.
 _MEASURE_POOLS_FOLDERS = ("backends/ethosu", "common", "emulator/driver", "firmware", "kernels", "payload", "tools")
 _MEASURE_POOLS_SOURCES = (
     "tools/measure_pools.cpp",
@@ -45,18 +45,20 @@ _MEASURE_POOLS_SOURCES = (
 )
 #: Compilers to try if the environment variable ``CXX`` is not set.
 _COMPILERS = ("g++", "clang++", "c++")
-#: -O3 vectorizes the emulator's loops. -fno-math-errno compiles the rounding of the quantize kernels to one
+#: -O3 vectorizes the emulator's loops. With -fno-math-errno, the rounding in the quantize kernels compiles to one
 #: instruction.
 _COMPILER_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-Wall")
-#: The headers of ExecuTorch's wheel contain a copy of c10, which needs its generated macros.
+#: ExecuTorch's wheel contains headers of c10, but not the generated ``cmake_macros.h``. With the first macro, the
+#: headers do not include this file.
 _DEFINES = ("-DC10_USING_CUSTOM_GENERATED_MACROS", "-DET_EVENT_TRACER_ENABLED")
 
 
 def build_plugin() -> Path:
-    """Return the path of the plugin. It is compiled if the cache has none of these sources, ExecuTorch and ``CXX``.
+    """Return the path of the plugin, and compile the plugin if necessary.
 
-    The cache is ``$XDG_CACHE_HOME/arm-recipes`` (default ``~/.cache/arm-recipes``). The compiler is ``$CXX``, otherwise
-    g++, clang++ or c++.
+    A plugin in the cache is reused if sources, ExecuTorch and ``CXX`` are the same. The cache is
+    ``$XDG_CACHE_HOME/arm-recipes`` (default ``~/.cache/arm-recipes``). The compiler is ``$CXX``, otherwise g++, clang++
+    or c++.
 
     Raises:
         RuntimeUnavailable: there is no compiler, compilation failed, or the cache is not writable.
@@ -110,10 +112,10 @@ def list_kernel_sources() -> list[Path]:
 
 
 def combine_kernels(sources: Sequence[Path], folder: Path) -> list[Path]:
-    """Replace the kernels among ``sources`` by one file in ``folder`` that includes all of them.
+    """Replace the kernels among ``sources`` by one file in ``folder`` that includes all of them (unity build).
 
-    ExecuTorch's headers take most of the time in which a kernel compiles. The names in the anonymous namespaces of the
-    kernels therefore must differ.
+    This saves time: ExecuTorch's headers take most of the compile time of a kernel, and one file includes them only
+    once. Names in the anonymous namespaces of the kernels must differ, because the kernels share a translation unit.
     """
     kernels = [source for source in list_kernel_sources() if source in sources]
     combined = folder / "cortex_m_kernels_combined.cpp"

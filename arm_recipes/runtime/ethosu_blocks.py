@@ -203,7 +203,7 @@ def replace_blocks(data: bytes, contents: Mapping[BlockName, bytes], external: C
 
     Args:
         data: the payload.
-        contents: name of a block -> its new content: data, or the key of an external block.
+        contents: {name of a block: its new content}. The content of an external block is its key.
         external: names of the blocks that become external. Blocks that were external before remain external.
     """
     from arm_backend_core.backends.payload import pack_block_stream

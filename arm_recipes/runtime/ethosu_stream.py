@@ -170,7 +170,7 @@ class EmulatedStream:
     def trace(self, arrays: Sequence[Array]) -> Iterator[tuple[Operation, Array]]:
         """Execute the operations one by one, and yield each with its result.
 
-        The result is empty for a scatter, and if the accumulators stay in the NPU.
+        The result is empty for a scatter, and for an operation that leaves its result in the NPU's accumulators.
 
         Raises:
             StreamError: as for ``run``.

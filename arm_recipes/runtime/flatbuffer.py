@@ -53,8 +53,8 @@ class Flatbuffer:
     def count_read_bytes(self, count: int) -> None:
         """Count ``count`` bytes as read.
 
-        If several references have the same target, its bytes are counted for each. This bounds the work that a damaged
-        file can cause.
+        If several references have the same target, its bytes are counted once per reference. This bounds the work that
+        a damaged file can cause.
 
         Raises:
             FlatbufferError: all reads together exceed the size of the file.

@@ -93,7 +93,7 @@ class Inspection(Renderable):
     Attributes:
         program_bytes: size of the file.
         methods: all methods except constant methods.
-        constants: results of the constant methods, by method. Methods that publish quantization parameters are missing.
+        constants: results of the constant methods, by method. Methods that publish quantization parameters are omitted.
         named_data: size in bytes of each entry of the named data, by key.
         data_file: size in bytes of each entry of the data file (``.ptd``), by key; empty if the program needs no data
             file.

@@ -1,8 +1,8 @@
 """Memory of a method: the bytes that ExecuTorch's runtime allocates to load it, and its planned tensors.
 
-The runtime allocates one object after the other, each at the alignment of its type. This module computes the sizes in
-the same order, for 32-bit or 64-bit pointers. ``firmware.memory_pools.measure_pools`` compares the size for 64-bit
-pointers with a run on this machine.
+The runtime allocates one object after the other, each at the alignment of its type. This module adds the sizes in the
+same order, with the same alignments, for 32-bit or 64-bit pointers. ``firmware.memory_pools.measure_pools`` compares
+the size for 64-bit pointers with a run on this machine.
 """
 
 from __future__ import annotations

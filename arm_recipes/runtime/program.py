@@ -71,7 +71,7 @@ class Program:
         self._initialize(data, content, {name: read_signature(content, name) for name in content.methods})
 
     def _initialize(self, data: bytes, content: PteProgram, signatures: Mapping[str, Signature]) -> None:
-        # Declared first, so that they are released before ``data``, which the loaded methods read.
+        # Assigned before ``data``, and thus released before it, because the loaded methods read ``data``.
         self._methods: dict[str, Any] = {}
         self._shared_program: Any = None
         self.content = content

@@ -172,7 +172,7 @@ class _Block:
         return op
 
     def _create_value(self, name: str, graph_name: str) -> Value:
-        """Create the value of a tensor, which must not have a value yet; ``graph_name`` is its name in the graph."""
+        """Create the value, named ``graph_name``, of the tensor ``name``. A second value of a tensor is an error."""
         tensor = self.tensors.get(name)
         if tensor is None or name in self.values:
             raise PayloadError(f"the tensor '{name}' is {'missing' if tensor is None else 'defined twice'}")

@@ -65,7 +65,7 @@ class VgfPayload:
     """Description of a VGF file.
 
     Attributes:
-        segments: number of segments. A segment is a graph or a shader; they run in sequence.
+        segments: number of segments. Each segment is a graph or a shader. Segments run in sequence.
         constant_bytes: size of the section with the constants.
         bindings: number of the descriptor binding of each input, then of each output.
     """

@@ -163,7 +163,7 @@ def _enable_emulation_layer() -> None:
     _prepend("VK_INSTANCE_LAYERS", _EMULATION_LAYERS)
     folders = paths["LD_LIBRARY_PATH"].split(os.pathsep)
     for name in _LAYER_LIBRARIES:
-        # The layer manifests name the libraries without a folder. A library that is already loaded is found by name.
+        # The layer manifests name the libraries without a folder. Load them here, so that dlopen finds them by name.
         library = next((Path(folder) / name for folder in folders if (Path(folder) / name).exists()), None)
         if library is None:
             raise RuntimeUnavailable(f"The emulation layer is installed without '{name}': install it again")

@@ -18,7 +18,7 @@ class MXConfig(AOBaseConfig):
     """Configuration for torchao's ``quantize_``: ``quantize_(model, MXConfig("fp4e2m1"), can_block_scale)``.
 
     Recipes with ``mx="fp4e2m1"`` make this call. It replaces layers by layers that round their weight and input to
-    blocks of 32 channels. The channels of a block share a power-of-two scale.
+    an MX format: ``format`` elements in blocks of 32 channels, with one power-of-two scale per block.
 
     Args:
         format: element type: "fp8e4m3", "fp8e5m2", "fp6e2m3", "fp6e3m2" or "fp4e2m1".
@@ -35,7 +35,7 @@ class MXConfig(AOBaseConfig):
 
 
 class MXLinear(nn.Linear):
-    """A linear layer that rounds its weight and input to MX blocks."""
+    """A linear layer that rounds its weight and input to an MX format."""
 
     format: str
 
@@ -46,7 +46,7 @@ class MXLinear(nn.Linear):
 
 
 class MXConv2d(nn.Conv2d):
-    """A convolution that rounds its weight and input to MX blocks along the channels of each pixel."""
+    """A convolution that rounds its weight and input to an MX format, in blocks along the channels of each pixel."""
 
     format: str
 

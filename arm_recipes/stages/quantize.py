@@ -192,7 +192,7 @@ class FastQuantizeStage(QuantizeStage):
                 programs[method] = merge_buffer_aliases(program)
             else:
                 programs[method] = self.capture(method, model, examples[method][0], shapes.get(method))
-        programs = mark_shared_state(programs)  # before calibration, which writes copies of the buffers
+        programs = mark_shared_state(programs)  # needs the modules' own buffers; calibration copies them
         with torch.no_grad():
             if self.has_single_arm_quantizer:
                 quantized |= self._quantize(programs, artifact.data, examples)

@@ -52,7 +52,7 @@ class FakeQuantizedModel(torch.nn.Module):
         ranges: ranges of the activations in program order. Their names contain the names of the program's tensors.
         steps: number of training steps (calls in training mode) so far.
         batch_norm_steps: number of training steps in which batch norms use batch statistics and update the running
-            statistics. After them, the running statistics are frozen.
+            statistics. After these steps, the running statistics are frozen.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ struct BasicStatus {
 
   bool ok() const { return error == Code{}; }
 
-  // Writes "<noun> '<place>' at byte 96: <reason>" and a NUL, truncated to `size` bytes.
+  // Writes "<noun> '<place>' at byte <offset>: <reason>" and a NUL, truncated to `size` bytes.
   void describe(char* text, size_t size) const {
     TextBuffer out(text, size);
     if (ok()) {

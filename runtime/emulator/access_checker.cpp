@@ -41,8 +41,8 @@ void AccessChecker::Queue::push(const InFlight& entry) {
 
 void AccessChecker::prepare(const Configuration& npu, const NpuState& state, size_t weights, size_t operations,
                             std::vector<ByteRange> inputs, std::vector<ByteRange> outputs, uint32_t fatal_findings) {
-  // The sizes in `state` are the sizes that operations need (Program::required_size). The region of the constants can
-  // be larger, because constants are decoded at load time. Inputs and outputs can end after the last byte that
+  // The sizes in `state` are the sizes that operations need (Program::required_size). Region 0 can be larger, because
+  // these sizes do not include the constants that load() decodes. Inputs and outputs can end after the last byte that
   // operations access.
   int64_t sizes[kCheckedRegions];
   for (int i = 0; i < kRegions; ++i) {

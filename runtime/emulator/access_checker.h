@@ -41,20 +41,20 @@ struct OperationStatistics {
 // parallel.
 // - Only KERNEL_WAIT orders a DMA after kernels. Only DMA_WAIT orders DMAs and kernels after a DMA. At most two kernels
 //   and one (U55), two (U65) or four (U85) DMAs are in flight.
-// - Of two consecutive kernels, block i of the later one may start while block n - 1 - j of the earlier one is not yet
-//   written, where n is the number of blocks of the earlier one, and i + j < BLOCKDEP. A block reads before it writes.
-//   Therefore, the only conflict is a read of bytes that the earlier kernel has not written yet. Blocks are numbered in
-//   the order in which the OFM is computed. If the later kernel sums channels, i counts steps: an OFM block has a step
-//   for each block of IFM channels. If the output of the earlier kernel is transposed or reversed, the checker assumes
-//   that each block of it writes the whole output. A block reads all IFM rows that its convolution window covers.
+// - Of two consecutive kernels, block i (from 0) of the later one may run in parallel with the last BLOCKDEP - i blocks
+//   of the earlier one. A block reads before it writes. Therefore, the only conflict is a read of bytes that the
+//   earlier kernel has not written yet. Blocks are numbered in the order in which the OFM is computed. If the later
+//   kernel sums channels, i counts steps: an OFM block has a step for each block of IFM channels. If the output of the
+//   earlier kernel is transposed or reversed, the checker assumes that each of its blocks writes the whole output. A
+//   block reads all IFM rows that its convolution window covers.
 // - On U55 with 32 and 64 MACs, a kernel without a table overwrites all tables. The two rules above treat this as a
 //   write of the tables.
 //
-// Two bugs of Vela's legacy core violate the rule of consecutive kernels. First, for the rows that a block reads,
-// the core assumes a window of at most 32 rows: calc_blockdep passes the largest OFM block to get_ifm_block_size as the
+// Two bugs of Vela's legacy core violate the rule for consecutive kernels. First, the core computes the rows that a
+// block reads for a window of at most 32 rows: calc_blockdep passes the largest OFM block to get_ifm_block_size as the
 // maximum size of a sub-kernel. A DEPTHWISE with a window of 33 rows therefore starts too early. This also affects
 // MEAN, which the core lowers to DEPTHWISE. Second, the core uses the OFM depth of a REDUCE_SUM as the depth of its IFM
-// block (get_ifm_ofm_block_depth), and so counts one block for each channel. Vela's new core has neither bug:
+// block (get_ifm_ofm_block_depth), and so counts one IFM block for each channel. Vela's new core has neither bug:
 // CalcIFMJobShape counts all rows, and the BLOCKDEP values that the core writes show that it counts all channels.
 class AccessChecker {
  public:

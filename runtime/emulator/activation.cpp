@@ -36,7 +36,8 @@ int64_t interpolated_sigmoid(int64_t magnitude, int bits, int64_t top) {
   return base * (int64_t{1} << bits) + slope * (magnitude & ((int64_t{1} << bits) - 1));
 }
 
-// Rounds to nearest. Halves are rounded up for a positive argument, and down for a negative one.
+// Returns 2^15 * sigmoid(value / 12288), rounded to nearest. Halves are rounded up for a positive argument, and down
+// for a negative one.
 int64_t sigmoid(int64_t value) {
   constexpr int64_t kOne = int64_t{1} << 25;
   const int64_t line = interpolated_sigmoid(value < 0 ? -value : value, 9, int64_t{0x7FFF} << 10);

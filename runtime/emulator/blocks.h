@@ -8,7 +8,7 @@
 
 namespace arm_runtime::npu {
 
-// Blocks of an operation: the parts of its OFM that the NPU computes one after another. The numbers of blocks follow
+// Blocks of an operation: the parts of its OFM that the NPU computes one after another. Blocks are numbered in
 // this order: channels vary fastest, then columns, then rows.
 
 inline int32_t ceil_div(int32_t length, int32_t part) { return (length + part - 1) / part; }

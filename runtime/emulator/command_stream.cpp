@@ -208,9 +208,9 @@ Status CommandReader::open_cop1() {
   return failure(Error::kStream, "the header announces no commands");
 }
 
-// Byte offsets: 4 major version (uint16), 24 length of the metadata from 28 to the commands, 28 "VEUM", 40
-// configuration. The payload parser (payload/ethosu_payload.h) checks lengths and versions; this reader only stays in
-// bounds.
+// Fields by byte offset: 4: major version (uint16); 24: length of the metadata, which extend from 28 to the commands;
+// 28: "VEUM"; 40: configuration. The payload parser (payload/ethosu_payload.h) checks lengths and versions; this reader
+// only stays in bounds.
 Status CommandReader::open_cop2() {
   constexpr size_t kMetadataAt = 28;
   constexpr size_t kFixedSize = 60;

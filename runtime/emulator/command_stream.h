@@ -150,7 +150,7 @@ struct Command {
   bool sets_register() const { return key >= 256 && key != kOpBranch; }
 };
 
-// Reads a command stream (COP1 or COP2) command by command.
+// Reads a command stream in Vela's container COP1 or COP2 (custom operator payload) command by command.
 class CommandReader {
  public:
   // `data` must outlive the reader.

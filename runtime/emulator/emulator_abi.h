@@ -31,8 +31,8 @@ __attribute__((visibility("default"))) int32_t ethosu_emulator_execute(ethosu_em
                                                                        void* const* regions,
                                                                        ethosu_emulator_error* error);
 
-// Returns an upper bound of the end offset of the last byte that execution accesses in a region. Weights and scales in
-// region 0, which ethosu_emulator_load() decodes, do not count.
+// Returns the size in bytes that a region must have: an upper bound of the end of all accesses during execution.
+// Weights and scales in region 0, which ethosu_emulator_load() decodes, do not count.
 __attribute__((visibility("default"))) uint64_t ethosu_emulator_required_size(const ethosu_emulator_program* program,
                                                                               int32_t region);
 
@@ -65,8 +65,8 @@ typedef struct {
 __attribute__((visibility("default"))) void ethosu_emulator_get_statistics(ethosu_emulator_program* program,
                                                                            ethosu_emulator_statistics* statistics);
 
-// An operation and the tensor that it writes. If the tensor stays inside the NPU (chained), it is a dense int32 array
-// of shape [height, width, channels] of the OFM, before a transposition or reversal. Its element_size is 4.
+// An operation and the tensor that it writes. A tensor that stays inside the NPU (chained) is a dense int32 array
+// (element_size 4) with the OFM's shape [height, width, channels] before transposition and reversal.
 typedef struct {
   const char* name;
   uint64_t offset;  // byte offset of its command in the stream

@@ -19,8 +19,8 @@ constexpr int kRegions = 8;
 // or nowhere (a scalar, or no output).
 enum class Storage : uint8_t { kTiles, kTiles3x1, kChained, kNone };
 
-// A tensor (height, width, depth) in memory. As in the registers, it consists of up to four tiles: upper left, upper
-// right, lower left and lower right.
+// An input or output feature map (IFM, IFM2 or OFM): a tensor (height, width, depth) in memory. As in the registers, it
+// consists of up to four tiles: upper left, upper right, lower left and lower right.
 struct FeatureMap {
   int64_t base[4] = {0, 0, 0, 0};
   int64_t stride_x = 0, stride_y = 0, stride_c = 0;

@@ -102,9 +102,9 @@ class OperationReader {
   Status read_output_u55() {
     OutputParameters& out = op_.output;
     const bool global = r_.bits(kOfmPrecision, 8, 1) != 0;
-    // Pools and elementwise operations read no per-channel scales. In the programs that Arm published, the bit is clear
-    // for such operations, too, but SCALE_BASE does not point to scales. If the emulator read scales there, the results
-    // of 15 of the 34 programs would differ from the results of Arm's NPU.
+    // Pools and elementwise operations read no per-channel scales. In the programs that Arm published, the bit `global`
+    // is clear for such operations, too, but SCALE_BASE does not point to scales. If the emulator read scales there,
+    // the results of 15 of the 34 programs would differ from the results of Arm's NPU.
     out.per_channel = !global && (op_.kind == Kind::kConv || op_.kind == Kind::kDepthwise);
     if (global) {
       out.scale.multiplier = r_.word(kOfmScale);

@@ -105,7 +105,7 @@ struct ByteRange {
 // checker uses them.
 struct SchedulingInfo {
   static constexpr uint8_t kNoWait = 0xFF;
-  // Maximum number of kernels and of DMAs that may be in flight when the operation starts.
+  // Maximum number of kernels (operations other than DMAs) and of DMAs in flight when the operation starts.
   uint8_t kernel_wait = kNoWait, dma_wait = kNoWait;
   uint8_t blockdep = 0;
   int32_t ofm_block[3] = {1, 1, 1};  // height, width, depth

@@ -11,7 +11,7 @@ namespace {
 // Maximum number of elements of a tensor. It limits the memory for a damaged stream.
 constexpr int64_t kMaxElements = int64_t{1} << 26;
 // Maximum of work(). It limits the execution time of a damaged stream to about an hour. The work() of a large network
-// is a thousandth of it.
+// is a thousandth of this limit.
 constexpr uint64_t kMaxWork = uint64_t{1} << 45;
 
 // Enlarges a vector to `size` elements. If size_t has 32 bits, the cast would truncate a larger size. The size is
@@ -260,10 +260,10 @@ Status Program::slice_weights(int64_t from, int64_t length, Bytes* bytes) const 
   return {};
 }
 
-// Finds the bytes of region 0 that an operation reads as constants at `address` of `region`. If `region` is another
-// region, earlier DMAs have copied the bytes to `address`. They may have copied parts from several places, because
-// methods that share constants store each shared part once. If DMAs have copied only the first bytes, `bytes` is
-// shorter than `length`.
+// Finds the bytes of region 0 that an operation reads as constants at `address` of `region`. If `region` is not 0,
+// earlier DMAs have copied the bytes to `address`. They may have copied parts from several places, because methods that
+// share constants store each shared part once. If DMAs have copied only the first bytes, `bytes` is shorter than
+// `length`.
 Status Program::find_constant(uint32_t region, int64_t address, int64_t length, Bytes* bytes) {
   if (region == 0) {
     return slice_weights(address, length, bytes);

@@ -36,8 +36,8 @@ class Program {
   const Operation& operation(size_t index) const { return operations_[index]; }
   // Returns the sum of the work() of all operations.
   uint64_t work() const;
-  // Returns an upper bound of the end offset of the last byte that execution accesses in a region. Weights and scales
-  // in region 0, which load() decodes, do not count. A region needs no more bytes than this.
+  // Returns the size in bytes that a region must have: an upper bound of the end of all accesses during execution.
+  // Weights and scales in region 0, which load() decodes, do not count.
   uint64_t required_size(int region) const { return state_.regions[region].size; }
 
  private:

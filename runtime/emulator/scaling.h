@@ -10,7 +10,8 @@ namespace arm_runtime::npu {
 
 enum class Rounding : uint8_t {
   // If the shift exceeds 31, kDouble and kDoubleAsymmetric round to nearest in two steps. The first step rounds to a
-  // multiple of 2^31, halves up. Comments describe the second step. With a shift of at most 31, they round as kNatural.
+  // multiple of 2^31, halves up. The comments below describe the second step. With a shift of at most 31, both modes
+  // round as kNatural.
   kDouble,            // second step: halves away from zero
   kDoubleAsymmetric,  // second step: halves up
   kNatural,           // to nearest, halves up

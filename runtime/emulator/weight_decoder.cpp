@@ -554,7 +554,7 @@ Status decode_weights(const Configuration& npu, const WeightLayout& layout, cons
     if (!status.ok()) {
       return status;
     }
-    weights->resize(layout.count());  // not before: the memory would be that of a damaged stream's registers
+    weights->resize(layout.count());  // not before decoding, which fails if a damaged stream announces too many weights
     store_values(npu, layout, core, values, weights);
   }
   return {};

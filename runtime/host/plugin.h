@@ -46,7 +46,7 @@ typedef struct {
 
 // Registers the backends and kernels of this plugin with the ExecuTorch runtime of the process. Returns 0, or 1 with
 // the reason in `message`. It fails if the plugin or another implementation of a backend is already registered, because
-// a second registration would abort the process. It also fails if the runtime has no room for a backend or refuses a
+// the runtime accepts only one backend of a name. It also fails if the runtime has no room for a backend or refuses a
 // kernel.
 ARM_HOST_EXPORT int32_t arm_host_install(char* message, uint64_t message_size);
 

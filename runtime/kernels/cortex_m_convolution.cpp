@@ -68,7 +68,7 @@ void convolve_pixel(const Convolution& convolution, const int8_t* input, const i
   }
 }
 
-// Computes `count` output channels from `begin` on of one output pixel, whose window starts at (y, x). Each input
+// For the output pixel whose window starts at (y, x), computes `count` output channels from `begin` on. Each input
 // channel has `multiplier` output channels. `input` points to an image of the batch.
 void convolve_depthwise_block(const Convolution& convolution, int32_t multiplier, const int8_t* input,
                               const int8_t* weights, int32_t y, int32_t x, int32_t begin, int32_t count, int8_t* out) {

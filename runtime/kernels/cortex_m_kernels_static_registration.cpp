@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Registers the kernels at program start. The host plugin does not link this file, because it reports failures itself.
+// Registers the kernels at program start. The host plugin, which reports failures itself, does not link this file.
 #include "kernels/cortex_m_kernels.h"
 
 #include <executorch/runtime/platform/log.h>

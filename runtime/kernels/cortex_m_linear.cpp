@@ -98,7 +98,7 @@ Tensor& linear_out(KernelRuntimeContext& context, const Tensor& input, const Ten
   return out;
 }
 
-// Despite their names in the schema, `lhs_zero_point` and `rhs_zero_point` are negative zero points, which are added.
+// Despite their names in the schema, `lhs_zero_point` and `rhs_zero_point` are negated zero points, which are added.
 Tensor& batch_matmul_out(KernelRuntimeContext& context, const Tensor& lhs, int64_t lhs_zero_point,
                          const Tensor& rhs_transposed, int64_t rhs_zero_point, int64_t output_zero_point,
                          int64_t output_multiplier, int64_t output_shift, const Tensor& scratch, Tensor& out) {

@@ -112,7 +112,7 @@ void softmax_row(const int8_t* input, int8_t* out, ssize_t size, const ExpParame
   }
 }
 
-// Whether no difference of at least `diff_min` overflows when it is shifted to the left by `shift`.
+// Whether all differences from `diff_min` to 0 can be shifted to the left by `shift` without overflow.
 bool is_shift_safe(int64_t shift, int64_t diff_min) {
   return -std::max<int64_t>(diff_min, INT8_MIN - INT8_MAX) <= INT64_C(0x80000000) >> shift;
 }

@@ -44,7 +44,7 @@ inline int32_t divide_by_power_of_two(int32_t x, int32_t exponent) {
   return quotient + ((x & mask) > threshold ? 1 : 0);
 }
 
-// x * multiplier * 2^(shift - 31), rounded twice: after the product and after the shift (arm_nn_requantize).
+// x * multiplier * 2^(shift - 31), rounded after the product and again after a right shift (arm_nn_requantize).
 // `multiplier` is in [kMinMultiplier, kMaxMultiplier], `shift` in [kMinShift, kMaxShift]; a positive shift is to the
 // left.
 inline int32_t requantize(int32_t x, int32_t multiplier, int32_t shift) {

@@ -5,7 +5,7 @@
 // ARM_RUNTIME_CORTEX_M_KERNEL_LIST calls its argument, a macro, with the name of each kernel. To register a subset,
 // define ARM_RUNTIME_CORTEX_M_SELECTED_KERNELS as the quoted path of a header that defines the list as below. If the
 // CMake variable ARM_RUNTIME_CORTEX_M_KERNEL_LIST contains names of kernels, CMakeLists.txt generates such a header and
-// defines the macro.
+// defines ARM_RUNTIME_CORTEX_M_SELECTED_KERNELS.
 #pragma once
 
 #ifdef ARM_RUNTIME_CORTEX_M_SELECTED_KERNELS

@@ -30,7 +30,7 @@ enum class Region : int32_t {
   kOutput = 4,
 };
 
-// Vela's containers of register commands: COP1 for ethos-u-core-driver, COP2 for Direct Drive.
+// Vela's containers of commands (custom operator payload): COP1 for ethos-u-core-driver, COP2 for Direct Drive.
 enum class StreamKind : uint32_t { kCop1 = 1, kCop2 = 2 };
 
 enum class PayloadError : int32_t {

@@ -23,8 +23,8 @@ inline constexpr ExternalBlockKind kExternalWeights = {"weight data", "weight_da
 
 // Loads the external block with this key. An empty key means that the payload contains the block; the result is then
 // empty. The block stays in memory until the result is destroyed. Returns InvalidProgram, with the reason in the log,
-// if the block is missing or does not have the recorded checksum. If the named data cannot be read, returns their
-// error.
+// if the block is missing or does not have the recorded checksum. If FreeableBuffer::data_safe() fails, returns
+// its error.
 inline Result<FreeableBuffer> find_external_block(const char* backend, const ExternalBlockKind& kind,
                                                   const BackendInitContext& context, ArrayRef<CompileSpec> specs,
                                                   const ByteView& key) {

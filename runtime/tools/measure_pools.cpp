@@ -5,15 +5,16 @@
 //
 //   measure_pools FILE
 //
-// FILE has one word or number per line. A size of -1 means "as much as needed":
+// FILE has one word or number per line, in the following order. A size of -1 means "as much as needed":
 //
 //   PROGRAM                                    path of the .pte
 //   DATA                                       path of the .ptd, or an empty line
 //   FAST_SCRATCH TEMP SHARED_COUNT SHARED...   bytes of the fast scratch, of the temp allocator, and of the second and
 //                                              later memories of the memory plan, which methods share
-//   METHODS {NAME POOL PLANNED}...             for each method, bytes of the method allocator and of the first
-//                                              memory of the memory plan
+//   METHODS {NAME POOL PLANNED}...             the number of methods; for each method, its name, and the bytes of the
+//                                              method allocator and of the first memory of the memory plan
 //   RUNS {METHOD INPUTS FILE... OUTPUTS FILE...}...
+//                                              the number of runs;
 //                                              for each run, the index of the method (from 0), the number of inputs
 //                                              and their files, which are read, and the number of outputs and their
 //                                              files, which are written. A file has the bytes of one tensor

@@ -125,8 +125,9 @@ def quantized_div(
 ) -> Array:
     """Quotient of two int8 or two int16 tensors of equal shapes and memory formats, computed in float32.
 
-    CMSIS-NN has no division. ExecuTorch's kernel rounds the quotient to float32, and its product with ``output_scale``
-    to float32 and then to an integer, with ties away from zero. If a divisor equals its zero point, the quotient is 0.
+    CMSIS-NN has no division. ExecuTorch's kernel rounds the quotient to float32 and multiplies it by ``output_scale``.
+    It rounds this product to float32 and then to an integer, with ties away from zero. If a divisor equals its zero
+    point, the quotient is 0.
 
     Args:
         output_scale: scale of ``first`` / (scale of ``second`` * scale of the result).

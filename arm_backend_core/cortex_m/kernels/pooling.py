@@ -66,9 +66,10 @@ def _to_nchw(shape: Shape) -> tuple[int, ...]:
 def _taps(
     x: Array, kernel_size: Sequence[int], stride: Sequence[int], padding: Sequence[int], shape: Shape, fill: int
 ) -> Iterator[Array]:
-    """Yield, for each offset (row, column) in the kernel, the element of every window at this offset, in ``shape``.
+    """Yield, for each offset (row, column) in the kernel, an array with the element of each window at this offset.
 
-    Elements outside of ``x`` are ``fill``.
+    ``shape`` is the shape of the arrays: (N, windows per column, windows per row, C). Elements outside of ``x`` are
+    ``fill``.
     """
     after = [
         max((count - 1) * step + window - size - before, 0)

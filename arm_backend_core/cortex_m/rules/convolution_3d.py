@@ -84,7 +84,7 @@ def _convolve_depth(
 def _gather_depth_windows(cx: KernelContext, volume: Node, zero_point: int, depth: _DepthWindows, groups: int) -> Node:
     """Images [N * OD, H, W, C * KD]: the slices of a volume [N, D, H, W, C] that the kernel covers.
 
-    The channels of a group are contiguous, and ordered by slice.
+    OD is the number of output depths. The channels of a group are contiguous, and ordered by slice.
     """
     padded = cx.emit.pad(volume, [0, depth.pad, 0, 0, 0], [0, depth.pad, 0, 0, 0], zero_point)
     n, slices, height, width, channels = padded.meta["val"].shape

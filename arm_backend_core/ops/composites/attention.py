@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 
 #: Replaces minus infinity in an attention mask that will be quantized. exp(-64) is negligible, and a range of 64 has
-#: int16 steps of 0.002. If attention scores span more than 64, calibration lowers the value
+#: int16 steps of 0.002. If attention scores span more than 52, calibration lowers the value
 #: (quantization.algorithms.mask_bounds).
 QUANTIZABLE_LOWEST = -64.0
 

@@ -12,7 +12,8 @@ from arm_backend_core.ops.registry import decomposition
 
 aten = torch.ops.aten
 
-#: Most factors that ``cumprod`` multiplies one by one. One CONCAT joins the products: 64 operands at most (level 8K).
+#: Maximum number of factors that ``cumprod`` multiplies one by one. One CONCAT joins the products, and TOSA's level 8K
+#: limits its operands to 64.
 _MAX_SEQUENTIAL_PRODUCTS = 64
 
 

@@ -54,7 +54,7 @@ _MAX_COL2IM_WINDOW = 512
 
 
 def overlap_add(x: Tensor, hop: int) -> Tensor:
-    """Overlap-add: x [.., frames, n], where each frame starts ``hop`` samples after the previous one -> [.., samples].
+    """Overlap-add: x [.., frames, n] -> [.., samples]. Each frame starts ``hop`` samples after the previous one.
 
     A frame is split into pieces of ``hop`` samples; piece k of frame t is added to piece t + k of the result.
     """

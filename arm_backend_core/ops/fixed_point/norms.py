@@ -172,7 +172,7 @@ class SumOfSquares:
     row is shifted left by ``shift`` bits, so that A << shift is in [2**28, 2**29). With B = A << shift, the sum of the
     shifted squares is in [B * B / n, B * B / 2]. Each square is rounded to a multiple of 2**drop. In rows of more than
     _MAX_SHORT_ROW elements, each square would be too small for this rounding, so their ``shift`` is larger. With
-    M = max(abs(c)), it is chosen such that (M << shift) * (A << shift), an upper bound of the sum of the shifted
+    M = max(abs(c)), ``shift`` is chosen such that (M << shift) * (A << shift), an upper bound of the sum of the shifted
     squares, is below 2**57. If ``bits`` is negative, A and M are computed from the rounded c, and c << shift from the
     unrounded c.
 
@@ -197,7 +197,8 @@ class SumOfSquares:
         """Sum the squared deviations from the mean (``centre``), or from zero.
 
         The sum leaves room in int32 for ``scaled_eps(eps_in_squared_steps)``, which the caller adds. ``_standardize``
-        passes an eps of at most 2**46 squared steps. With this eps and rows of 2**16 elements, ``bits`` is -4.
+        passes an eps of at most 2**46 squared steps. With this eps and rows of 2**16 elements, ``bits`` is -4
+        (-3 without ``centre``).
         """
         n, x = rows.n, rows.x.with_scale(1.0)
         drop = 28 if centre else 29
@@ -221,7 +222,7 @@ class SumOfSquares:
     def scaled_eps(self, eps_in_squared_steps: float) -> FixedPoint:
         """n * eps at the scale of ``squares``, where eps is ``eps_in_squared_steps`` (squared steps of x).
 
-        It is a mantissa that is shifted right by an exponent of each row.
+        For each row, a constant mantissa is shifted right by a number of bits that depends on the row's ``shift``.
         """
         exponent, mantissa = _exponent_and_mantissa(self.n, eps_in_squared_steps)
         exponent += 2 * self.bits - self.drop

@@ -194,10 +194,10 @@ def _table_index_int16(rows: ReductionView, input_range: float) -> _ExpTableInde
     """Table index for int16: 512 intervals of h = ``input_range`` / 512; the row's maximum maps near 32767.
 
     Interpolation has a relative error of h * h / 8. If the sum is not split, h is 0.022, and the error is 2**-14.
-    Entries below the exact values halve this error. The rounding of the index adds a relative error of at most
-    2**-13.5. SUB is one NPU operation only if ``start`` is int16, so ``start`` is halved. If maximum - distance is odd,
-    ``reference`` is one step of x above the maximum, and all exponentials are smaller by the same factor. If a step of
-    x is 1 / 16 or more, this factor would cost too much precision, so ``start`` stays int32.
+    Multiplying the entries by 1 - h * h / 16 halves this error. The rounding of the index adds a relative error of at
+    most 2**-13.5. SUB is one NPU operation only if ``start`` is int16, so ``start`` is halved. If maximum - distance is
+    odd, ``reference`` is one step of x above the maximum, and all exponentials are smaller by the same factor. If a
+    step of x is 1 / 16 or more, this factor would cost too much precision, so ``start`` stays int32.
     """
     scale = min(rows.x.scale, 2 * input_range)  # at this scale, one step below the maximum already gives 0
     top = rows.max().rescale(I32, 1.0)

@@ -34,8 +34,8 @@ from arm_backend_core.quantization.observer import RangeObserver
 
 _PRODUCT_OPS = {getattr(torch.ops.aten, name).default for name in ("matmul", "bmm", "mm", "einsum")}
 _PRODUCT_OPS |= {torch.ops.aten.mul.Tensor, torch.ops.aten.sum.dim_IntList}
-#: Smallest upper bound of the range of attention weights. Its int8 scale is 2**-14, four times the error of the integer
-#: softmax.
+#: Smallest upper bound of the range of attention weights. With this bound, the int8 scale is 2**-14, four times the
+#: error of the integer softmax.
 _MIN_UPPER_BOUND = 2.0**-6
 #: A constant is treated as the frequencies of an embedding if the ratio of its largest to its smallest magnitude is at
 #: least this.

@@ -172,7 +172,7 @@ class _Parameters:
         return tensor.detach()
 
     def gain(self, layer: Node) -> Tensor:
-        """Return the factor per channel of the batch norm that alone reads a layer, or 1 if there is none.
+        """Return the factor per channel of the batch norm that is the only reader of a layer, or 1 if there is none.
 
         The result can be broadcast to the weight of the layer.
         """
@@ -246,7 +246,7 @@ def _match_layer(node: Node, source: Node, axis: int, tensors: _Parameters) -> _
 
 
 def _channel_range(source: _RescalableLayer, tensors: _Parameters) -> Tensor:
-    """Estimate the range r_j of each channel, multiplied by an unknown factor that all channels share."""
+    """Estimate the range r_j of each channel, up to an unknown factor that is the same for all channels."""
     if not source.is_norm:
         return _max_abs(tensors.value(source.weight), 0)
     offset = torch.zeros(1) if source.bias is None else tensors.value(source.bias)

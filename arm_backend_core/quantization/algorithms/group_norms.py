@@ -1,4 +1,4 @@
-"""Group norms: one replaces a layer norm over channels and positions, and the product and sum per channel after it.
+"""Group norm fusion: a layer norm over channels and positions, then a gain and bias per channel, become a group norm.
 
 ``fuse_decomposed_norms`` makes such layer norms from group norms written by hand, and from global layer norms. The
 group norm absorbs the weight and the bias of each channel: on U55-128 in INT8, [1, 64, 16, 16] in 8 groups then takes

@@ -79,7 +79,7 @@ class IsolatedErrorSums:
         weights: sum of squares of the error from quantizing the weights alone. The three sums ``weights``, ``rounding``
             and ``clipping`` need not add up to ``noise``.
         rounding: sum of squares of the error from rounding alone, after values outside of the range are clipped.
-        clipping: sum of squares of the error from clipping values outside of the range alone.
+        clipping: sum of squares of the error from clipping alone.
         signal: sum of squares of the reference.
         count: number of values.
         clipped: number of values outside of the range.

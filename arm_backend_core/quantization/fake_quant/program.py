@@ -1,7 +1,7 @@
 """Fake-quantized program of a model for fixed input shapes, as quantization-aware training (QAT) runs it.
 
-The program is annotated like the exported program, and fake-quantizes where that program quantizes. Two things differ:
-weights are folded again at each step (``ParameterTape``), and training determines scales and zero points.
+The program is annotated like the exported program, and fake-quantizes where the exported program quantizes. Two things
+differ: weights are folded again at each step (``ParameterTape``), and training determines scales and zero points.
 """
 
 from __future__ import annotations

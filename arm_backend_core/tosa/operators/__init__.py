@@ -46,7 +46,8 @@ def find_monotonic_range(op: Op, low: int, high: int) -> tuple[int, int] | None:
     """Range of a monotonic function of one integer operand, from the function's values at ``low`` and ``high``.
 
     Returns:
-        The smallest and the largest result. None for a RESCALE per channel or of unsigned integers.
+        The smallest and the largest result. None for a RESCALE per channel or of unsigned integers, or if ``evaluate``
+        returns None.
     """
     if op.attrs.get("per_channel") or op.attrs.get("input_unsigned"):
         return None

@@ -79,7 +79,7 @@ def _emit_not_equal(b: Builder, x: Value, y: Value) -> Value:
 
 
 def _compute_in_int32(b: Builder, function: Callable[[Value, Value], Value], x: Value, y: Value) -> Value:
-    """Apply an operator that TOSA has for INT32 only to two tensors of another type, and saturate the result to it."""
+    """Compute an INT32-only operator of TOSA on two tensors of a narrower type; saturate the result to this type."""
     wide = function(b.rescale(x, DType.INT32, 1.0), b.rescale(y, DType.INT32, 1.0))
     return b.rescale(wide, x.dtype, 1.0)
 
@@ -95,7 +95,7 @@ def _find_bounds(x: Value) -> tuple[int, int] | None:
 
 
 def _find_difference_scale(x: Value, y: Value) -> float | None:
-    """The scale, 1 or 1/2, by which RESCALE accepts x - y and y - x; None if it accepts neither.
+    """The scale, 1 or 1/2, with which RESCALE accepts x - y and y - x; None if neither scale is possible.
 
     RESCALE by 2**(30 - shift) accepts magnitudes below 2**(shift - 1) (TOSA 1.0, apply_scale_32).
     """
@@ -107,9 +107,9 @@ def _find_difference_scale(x: Value, y: Value) -> float | None:
 
 
 def _emit_narrow_comparison(b: Builder, kind: str, x: Value, y: Value, scale: float) -> Value:
-    """Emit a comparison by the difference, scaled and saturated to int8. Vela fuses all that with the subtraction.
+    """Emit a comparison by the difference, scaled and saturated to int8. Vela fuses both steps into the subtraction.
 
-    RESCALE rounds half up: also with a scale of 1/2, it is positive for x > y, and otherwise negative or 0.
+    RESCALE rounds half up. Its result is therefore positive if and only if x > y, also with a scale of 1/2.
     """
 
     def subtract(left: Value, right: Value) -> Value:
@@ -159,7 +159,7 @@ def _lower_reduction(op: Op, rewriter: Rewriter, kind: str) -> Value:
 def _select_by_bounds(b: Builder, condition: Value, x: Value, y: Value) -> Value:
     """Emit max(min(x, bound), min(y, other bound)) of int8 or int16 tensors.
 
-    The bound of the selected operand is the largest number of the type, and the bound of the other one the smallest.
+    The bound of the selected operand is the maximum of the type. The bound of the other operand is the minimum.
     """
 
     def emit_bound(largest_if: bool) -> Value:

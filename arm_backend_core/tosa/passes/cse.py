@@ -1,4 +1,4 @@
-"""Common subexpression elimination: of operators of the same kind, operands and attributes, compute only one.
+"""Common subexpression elimination: compute operators with equal kind, operands and attributes only once.
 
 ``duplicate_convolutions`` and ``duplicate_rescales`` undo the elimination where a shared operator costs cycles.
 """

@@ -157,7 +157,7 @@ def _is_unary(op: Op) -> bool:
 
 
 def _whole_operand(concat: Op, reader: Op) -> Value | None:
-    """The operand of ``concat`` that ``reader`` reads as a whole; None if it is no SLICE, or reads anything else."""
+    """The operand of ``concat`` that ``reader`` reads as a whole; None if ``reader`` reads no whole operand."""
     if reader.kind != "SLICE":
         return None
     found = _operand_that_contains(concat, reader.attrs["start"], reader.output.shape)

@@ -56,7 +56,7 @@ def split_into_swaps(op: Op, rewriter: Rewriter) -> Value | None:
     """Decompose a TRANSPOSE into TRANSPOSEs that each swap two groups of dimensions.
 
     Vela's own decomposition takes five times as many cycles for random shapes, or exceeds limits of the hardware. The
-    operand of a MATMUL keeps a single TRANSPOSE, because Vela merges it with the one that it inserts before the MATMUL.
+    operand of a MATMUL keeps a single TRANSPOSE, which Vela merges with the TRANSPOSE that it inserts before a MATMUL.
     """
     b, x, perms = rewriter.builder, op.inputs[0], tuple(op.attrs["perms"])
     sizes, order = merge_axes(x.shape, perms)

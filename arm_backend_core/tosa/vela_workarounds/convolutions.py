@@ -124,7 +124,7 @@ def _match_unreached_output(op: Op, rewriter: Rewriter) -> tuple[int, ...] | Non
 
 
 def _extend_kernel(op: Op, unreached: tuple[int, ...], rewriter: Rewriter) -> Value:
-    """Extend the kernel by elements equal to the weight zero point, so that it reaches these rows and columns."""
+    """Extend the kernel by elements equal to the weight zero point, so that it reaches all result rows and columns."""
     x, weight, bias = op.inputs
     assert weight.data is not None
     zeros = ((0, 0), unreached[:2], unreached[2:], (0, 0))
@@ -167,7 +167,7 @@ def _is_widened_image(op: Op, rewriter: Rewriter) -> bool:
     """Match a RESCALE by 1 of int8 to int16 whose only reader is a convolution.
 
     Bug ``widened_image``: Vela removes the RESCALE, so that a convolution of int8 has a bias of int48, and crashes.
-    Data movement (SLICE in 5.2 only) and RESCALEs by 1 may be before and after the RESCALE.
+    Data movement and RESCALEs by 1 may be before and after the RESCALE. In 5.1, a SLICE after it prevents the bug.
     """
     if op.output.dtype is not DType.INT16 or log2_scale(op) != 0:
         return False

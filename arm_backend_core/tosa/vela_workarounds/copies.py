@@ -24,13 +24,13 @@ def emit_copy(x: Value, b: Builder, multiples: Sequence[int] = ()) -> Value:
     """Emit a copy of ``x`` that Vela does not remove: x * 1, or LOGICAL_OR(x, x) for booleans.
 
     Vela compiles the copy to an operation that can read a slice and write a part of a tensor. Vela would remove an
-    IDENTITY. By its estimate, a CLAMP takes 1.1 to 1.5 cycles per element, and this product 0.25 (U85) to 1 (U55).
+    IDENTITY. Vela estimates 1.1 to 1.5 cycles per element for a CLAMP, and 0.25 (U85) to 1 (U55) for this product.
 
     Args:
         x: the tensor.
         b: emits the operators.
-        multiples: as of a TILE that repeats dimensions of size 1; the product broadcasts them. Not for booleans. By
-            default, no dimension is repeated.
+        multiples: repeat counts of the dimensions, as in a TILE. Only dimensions of size 1 can be repeated, because the
+            product broadcasts them. Not for booleans. By default, no dimension is repeated.
     """
     if x.dtype is DType.BOOL:
         return b.binary("LOGICAL_OR", x, x)

@@ -70,7 +70,7 @@ def _has_channel_scales(op: Op, rewriter: Rewriter) -> bool:
 
 
 def _rescale_product(op: Op, match: bool, rewriter: Rewriter) -> Value:
-    """Emit the RESCALE of x * 1. The hardware scales products, so that both become one scaled MUL."""
+    """Emit the RESCALE of x * 1. The hardware scales products, so that MUL and RESCALE become one operation."""
     b, x, zero_point = rewriter.builder, op.inputs[0], op.attrs["input_zp"]
     if op.attrs["input_unsigned"]:  # TOSA has no RESCALE of uint8 to int32, and int16 holds the difference
         x = b.rescale(x, DType.INT16, 1.0, zero_point, input_unsigned=True)
@@ -102,8 +102,8 @@ def _match_unequal_scales(op: Op, rewriter: Rewriter) -> _ScaledSum | None:
     """Match RESCALE(RESCALE(x) +- RESCALE(y)) whose inner scales are different integers below 2**15.
 
     Bug ``unequal_scales``: Vela fuses all three RESCALEs into the ADD or SUB. The NPU multiplies the operand with the
-    smaller scale by its scale, and shifts the other left by 14 (int16) or 19 (int8) bits. The shift is correct only if
-    the larger scale is 2**14 or 2**19. RESHAPEs and TRANSPOSEs may follow the sum, because Vela may remove them.
+    smaller scale by its scale, and shifts the other operand left by 14 (int16) or 19 (int8) bits. The shift is correct
+    only if the larger scale is 2**14 or 2**19. RESHAPEs and TRANSPOSEs may follow the sum: Vela may remove them.
     """
     x, _ = trace_back(
         op.inputs[0], lambda move: move.kind in ("RESHAPE", "TRANSPOSE") and rewriter.has_one_use(move.output)
@@ -126,7 +126,7 @@ def _match_unequal_scales(op: Op, rewriter: Rewriter) -> _ScaledSum | None:
 def _enlarge_scales(op: Op, match: _ScaledSum, rewriter: Rewriter) -> Value:
     """Multiply the operand scales by 2**e, so that the larger one is 2**14 or 2**19, and divide the last scale by 2**e.
 
-    The sum stays within 31 bits. This is impossible in three cases: the larger scale is not a power of two, the last
+    The sum stays within 31 bits. Scaling is impossible in three cases: the larger scale is not a power of two, the last
     RESCALE has double rounding, or its shift would exceed 62. In these cases, a MUL scales one operand instead, because
     Vela does not fuse a MUL. If data movement follows the sum, a copy prevents Vela from fusing the last RESCALE.
     """

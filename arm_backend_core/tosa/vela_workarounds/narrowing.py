@@ -59,7 +59,7 @@ def _is_widened_again(value: Value, rewriter: Rewriter, *, scaled: bool) -> bool
     """Whether a RESCALE to at least as many bits reads ``value``, and Vela may merge it with the producer of ``value``.
 
     Data movement may be between the two. Vela always merges a RESCALE by 1. It also merges a RESCALE by another scale
-    on U85, and on U55 and U65 if this is the only reader.
+    on U85, and on U55 and U65 if the RESCALE is the only reader.
 
     Args:
         value: the result of a RESCALE.

@@ -38,7 +38,7 @@ from arm_backend_core.tosa.vela_workarounds.workaround import AnyWorkaround, Wor
 _RESULT_SCALING_KINDS = (
     *("AVG_POOL2D", "CONV2D", "CONV3D", "DEPTHWISE_CONV2D", "MATMUL", "REDUCE_SUM", "TRANSPOSE_CONV2D"),
 )
-#: Operators that fuse the RESCALE of their result only after Vela duplicates it for its readers.
+#: Operators that fuse the RESCALE of their result only after Vela has duplicated this RESCALE.
 _LATE_SCALING_KINDS = ("AVG_POOL2D", "CONV3D", "TRANSPOSE_CONV2D")
 #: Operators that Vela implements by writing each operand at its offset in the result.
 _CONCATENATION_KINDS = ("CONCAT", "PAD", "TILE")
@@ -131,9 +131,9 @@ def _is_duplicated_for_reshape(op: Op, rewriter: Rewriter) -> bool:
     """Match a RESCALE that Vela duplicates for several readers, one of which reads a RESHAPE of it.
 
     Bug ``duplicated_rescale_reshape``: each duplicate writes the shape of its reader, but reads the shape before the
-    RESHAPE. If the reader fuses its duplicate, both shapes are correct. But if the reader also reads through a SLICE,
-    or ``op`` reads a SLICE, the offset is wrong even if the reader fuses its duplicate, or if the RESHAPE adds or
-    removes only dimensions of size 1: Vela computes the offset in the shape of the other side of the RESHAPE.
+    RESHAPE. If the reader fuses its duplicate, both shapes are correct. If a SLICE precedes ``op`` or the reader, the
+    offset is always wrong, also for fused duplicates and for RESHAPEs that only add or remove dimensions of size 1:
+    Vela computes the offset in the shape of the other side of the RESHAPE.
     """
     readers = _duplicating_readers(op, rewriter)
     source, _ = trace_back(op.inputs[0], _is_size_one_reshape)
@@ -149,7 +149,7 @@ def _duplicating_readers(op: Op, rewriter: Rewriter) -> list[tuple[Op, frozenset
     Vela does not duplicate a RESCALE that the producer of its operand fuses, except for ``_LATE_SCALING_KINDS``.
 
     Returns:
-        (reader, "RESHAPE", ``UNIT_RESHAPE`` and "SLICE" if such operators are between ``op`` and the reader). Example:
+        (reader, operator kinds between ``op`` and the reader: "RESHAPE", ``UNIT_RESHAPE`` or "SLICE"). Example:
         [(ADD, {"SLICE"}), (MUL, set())].
     """
     before = op.inputs[0].producer
@@ -201,7 +201,7 @@ def _fuses_all_operand_rescales(op: Op, rewriter: Rewriter) -> bool:
 
     If all readers of a RESCALE are arithmetic, Vela duplicates the RESCALE and fuses the duplicates. Exception: Vela
     first fuses RESCALEs into their producers where possible, and does not duplicate these. If ``op`` broadcasts both
-    operands, Vela may repeat one of them first, and fuses none.
+    operands, Vela may first broadcast one of them in a separate operation, and fuses no RESCALE.
     """
     if len(op.inputs) == 2 and all(value.shape != op.output.shape for value in op.inputs):
         return False
@@ -281,7 +281,7 @@ def _gets_own_rescale_per_reader(value: Value, rewriter: Rewriter) -> bool:
 
 
 def _loses_result_offset(reader: Op, value: Value, rewriter: Rewriter) -> bool:
-    """Whether the only reader of a RESCALE to or from int32 is a CONCAT or PAD that stores its result at an offset.
+    """Whether only a CONCAT or PAD reads the result of a RESCALE to or from int32, and stores it at an offset.
 
     Bug ``lost_rescale_result_offset``: unless the producer of the RESCALE's operand fuses the RESCALE, Vela writes the
     result to the start of the larger tensor.

@@ -24,7 +24,7 @@ def _strip_leading_ones(shape: Sequence[int]) -> tuple[int, ...]:
 def _is_batched_activation(op: Op, rewriter: Rewriter) -> bool:
     """Match a TABLE or CLAMP of several batch items that Vela fuses into its producer.
 
-    A tensor holds several batch items if it has more than three dimensions after leading dimensions of size 1.
+    A tensor holds several batch items if it has more than three dimensions after its leading dimensions of size 1.
 
     Bug ``batched_activation``: Vela splits the activation by batch items, and gives the shape of one item to the result
     of the producer, but not to its input. After elementwise operators and SLICEs, the result is correct.

@@ -27,8 +27,8 @@ _GROUP_SIZE, _MAX_NONZERO = 4, 2
 #: network is sensitive to pruning.
 _MIN_INPUT_CHANNELS = 16
 aten = torch.ops.aten
-#: Operators whose weight has the shape [output channels, input channels, ...]: ``{operator: position of the argument
-#: groups}``, with None for an operator without groups.
+#: Operators whose weight has the shape [output channels, input channels, ...]: ``{operator: position of its
+#: argument named groups}``, with None for an operator without this argument.
 _PRUNABLE_OPERATORS: dict[Any, int | None] = {
     aten.linear.default: None,
     aten.conv1d.default: 6,

@@ -20,8 +20,8 @@ _AXIS_TITLES = {
 }
 #: Okabe and Ito's colours, which colour-blind people can distinguish. Each recipe has one colour.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
-#: Diameter in pixels of the marker of the target with the fewest MACs, and the increase in diameter from one
-#: number of MACs to the next.
+#: Marker diameter in pixels for the smallest number of MACs, and the increase for each larger number of MACs in the
+#: sweep.
 _SMALLEST_MARKER, _MARKER_GROWTH = 7, 2
 #: Height in pixels of a subplot, and of the space between two subplots, which contains the axis labels.
 _SUBPLOT_HEIGHT, _AXIS_HEIGHT = 240, 75
@@ -110,7 +110,7 @@ def _point_traces(rows: Sequence[Row], metric: str, x: str, y: str) -> list[dict
 
 
 def _log_ticks(values: Sequence[float | None]) -> list[float]:
-    """Choose 1, 2 and 5 times the powers of ten around the positive values."""
+    """Return 1, 2 and 5 times each power of ten in the range of the positive values."""
     positive = [value for value in values if value is not None and value > 0]
     if not positive:
         return []

@@ -41,7 +41,7 @@ class ProgramRunner:
     def compile_first(self, unlowered: UnloweredPrograms, configurations: Iterable[SweepConfiguration]) -> Artifact:
         """Compile one program that represents all ``configurations``.
 
-        For one NPU after the other, the last of its configurations is tried, until one compiles.
+        Tries one configuration for each NPU, the last in ``configurations``, until one compiles.
 
         Args:
             unlowered: the captured and quantized program.

@@ -28,8 +28,8 @@ class ProgramEstimates:
             without an NPU.
         npu_sram_bytes: part of ``npu_ram_bytes`` in SRAM; 0 without an NPU.
         weight_bytes: size of the encoded weights; 0 without an NPU.
-        placement: digest of the size of each delegate's scratch and of the places of its inputs and outputs in it,
-            which determine the memory plan of the program. It is no column of the sweep.
+        placement: hash of each delegate's scratch size and of the offsets of its inputs and outputs in the scratch.
+            These values determine the memory plan of the program. ``placement`` is not a column of the sweep.
     """
 
     cycles: int

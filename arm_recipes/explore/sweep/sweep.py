@@ -249,8 +249,8 @@ def _measure_programs(
     """Measure the accuracy, and compute the RAM that a program needs in addition to the RAM of its delegates.
 
     Programs with the same TOSA graphs have the same accuracy, so only one of them runs. The memory plan may place CPU
-    tensors in the NPU's scratch, where they need no additional RAM. Configurations with equal places of inputs and
-    outputs in the scratch have equal plans, so only one of them is exported.
+    tensors in the NPU's scratch, where they need no additional RAM. Configurations with equal scratch sizes, and
+    equal offsets of inputs and outputs in the scratch, have equal memory plans, so only one of them is exported.
 
     Returns:
         ``{configuration index: (accuracy, RAM in bytes)}``, and a note for each program that could not be executed.
@@ -287,7 +287,7 @@ def _program_key(configuration: SweepConfiguration, lowered: LoweredProgram) -> 
 
 
 def _memory_plan_key(estimates: ProgramEstimates | str) -> tuple[str, int]:
-    """Return what determines the memory plan. Fast scratch is outside of the scratch that ``placement`` describes."""
+    """Return the values that determine the memory plan. ``placement`` does not describe the fast scratch."""
     assert isinstance(estimates, ProgramEstimates)
     return estimates.placement, estimates.fast_scratch_bytes
 

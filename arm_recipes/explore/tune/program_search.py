@@ -49,8 +49,8 @@ class ProgramSearch:
 
         - Programs with one precision for all modules.
         - Programs along the path whose costs are evenly spaced.
-        - Programs of a bisection. It searches for the first step of the path with which the required accuracy is
-          reached; if the goal has only limits, for the first step that exceeds one.
+        - Programs of a bisection. It searches for the first step of the path at which the program reaches the required
+          accuracy; if the goal has only limits, for the first step at which the program exceeds a limit.
         - If the goal has only limits: programs with further steps that use up the budget.
 
         Args:

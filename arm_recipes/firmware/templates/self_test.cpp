@@ -182,7 +182,7 @@ bool is_close(const arm_model_tensor& tensor, const uint8_t* actual, const uint8
 uint64_t npu_cycles = 0;
 bool npu_counted = false;
 
-// Prints a number, or null if it is unknown. Small C libraries do not print 64 bits.
+// Prints a number, or null if it is unknown. In small C libraries, printf() does not support 64-bit integers.
 void print_number(uint64_t number, bool known) {
   char digits[21];
   size_t at = sizeof(digits) - 1;
@@ -311,7 +311,7 @@ void arm_runtime_npu_measured(uint64_t cycles) {
 @END?@
 __attribute__((weak)) uint64_t arm_model_cpu_cycles(void) {
 #if defined(__ARM_ARCH_PROFILE) && __ARM_ARCH_PROFILE == 'M' && __ARM_ARCH >= 7
-  // DEMCR.TRCENA, then DWT_CTRL.CYCCNTENA. The counter has 32 bits.
+  // Enable the cycle counter: DEMCR.TRCENA, then DWT_CTRL.CYCCNTENA. It has 32 bits, so sum up the differences.
   volatile uint32_t* const demcr = reinterpret_cast<volatile uint32_t*>(0xE000EDFC);
   volatile uint32_t* const dwt = reinterpret_cast<volatile uint32_t*>(0xE0001000);
   static uint32_t last = 0;

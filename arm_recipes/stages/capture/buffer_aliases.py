@@ -105,8 +105,8 @@ def _find_replacements(program: ExportedProgram) -> dict[str, str | None]:
 def mark_read_state_as_mutated(programs: Mapping[str, ExportedProgram]) -> dict[str, ExportedProgram]:
     """Mark buffers that one method mutates as mutated in the methods that only read them.
 
-    A method that only reads the buffer then returns the value that it has read as the buffer's new value. Without the
-    mark, the program of this method would store the buffer as a constant, with its value at export.
+    A method that only reads a buffer then returns the unchanged value as the buffer's new value. Without the mark, the
+    program would store this method's buffer as a constant, with the value at export.
 
     Args:
         programs: programs by method name. They must hold the modules' own tensors, not copies.

@@ -108,7 +108,7 @@ class TraceConstants(TorchFunctionMode):
             return function(known.value)
 
     def _read_sizes(self, function: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Replace known integer scalar tensors in arguments that are sizes by numbers.
+        """In arguments that are sizes, replace known integer scalar tensors by numbers.
 
         ``tensor_split`` also accepts a 1-D tensor of indices. If the tensor is known, it becomes a list.
         """

@@ -48,7 +48,7 @@ def move_casts_outward(program: ExportedProgram) -> None:
 
 
 def _replace_uint8_round_trips(graph: Graph) -> None:
-    """Replace float -> uint8 -> float by float -> int32 -> ``& 255`` -> float."""
+    """Replace float -> uint8 -> float by float -> int32 -> ``& 255`` -> float, which wraps around like uint8."""
     for node in list(graph.nodes):
         is_float_to_uint8 = (
             node.target in _CAST_OPS and _dtype(node) is torch.uint8 and _is_float_type(_dtype(node.args[0]))

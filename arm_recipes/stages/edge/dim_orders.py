@@ -1,8 +1,8 @@
 """Dim orders outside the delegates: ExecuTorch's kernels read and write contiguous tensors.
 
 A program input keeps the memory format of its sample, because a delegate reads ``torch.channels_last`` directly. The
-kernels of ExecuTorch's libraries need operands and results of one dim order. Some kernels check it, and the program
-stops with an error. ``flip``, ``cat``, ``gather``, ``constant_pad_nd`` and ``topk`` do not check it: they return wrong
+kernels of ExecuTorch's libraries need operands and results of one dim order. Some kernels check the dim orders, and the
+program stops with an error. ``flip``, ``cat``, ``gather``, ``constant_pad_nd`` and ``topk`` do not: they return wrong
 values, or write outside their tensors. This module therefore copies operands that are not contiguous to contiguous
 tensors, except for operators that are known to handle other dim orders.
 """

@@ -263,8 +263,7 @@ def use_cortex_m_quantize(manager: EdgeProgramManager) -> Sequence[Any]:
 
     ``cortex_m`` has no kernels for per-channel parameters, for integers other than int8 and int16, and for
     floating-point types other than float32. Such nodes keep ExecuTorch's ``quantized_decomposed`` operators. ExecuTorch
-    finds their out variants, because the partitioner has loaded the library that registers
-    them.
+    finds their out variants, because the partitioner has loaded the library that registers them.
     """
     from arm_backend_core.cortex_m.custom_ops import edge_operator
 

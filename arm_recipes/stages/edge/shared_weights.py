@@ -169,7 +169,7 @@ class CommandStream:
         constant_reads: the reads, in program order.
         inserted_offsets: byte offsets in the original stream, relative to the first command, before which a command was
             inserted. The inserted command repeats an address that Vela sets only once for two operands: a constant, and
-            a tensor of another region at the same offset.
+            a tensor of another region at the same offset. Then the address of the constant can be patched alone.
     """
 
     def __init__(self, stream: bytes) -> None:

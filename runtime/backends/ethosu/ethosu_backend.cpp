@@ -27,9 +27,8 @@ namespace {
 
 // Compile spec with the size of the fast scratch: 4 bytes, little endian.
 constexpr char kFastScratchSpec[] = "fast_scratch_size";
-// Compile spec of a delegate whose scratch is in planned memory. The value is the index of an argument of the delegate
-// whose data lies in the scratch: the scratch starts at the argument's address minus its tensor's offset in the
-// payload.
+// Compile spec of a delegate whose scratch is in planned memory. The value is the index of a delegate argument in the
+// scratch. The scratch starts at the argument's address minus the offset of the payload's tensor for this argument.
 constexpr char kPlannedScratchSpec[] = "planned_scratch_argument";
 constexpr uint32_t kNotPlanned = UINT32_MAX;
 

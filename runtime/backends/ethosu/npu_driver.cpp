@@ -201,9 +201,8 @@ Error run_on_npu(const EthosUPayload& payload, const FastScratchSize& fast_scrat
   }
   const FirmwareMemory memory = firmware_memory();
   const bool has_driver_memory = driver->fast_memory != 0;
-  // If ethosu_init() was called with fast memory, the driver replaces the third base by the address of that memory. It
-  // fails if the third size is larger than that memory. If the needed size is unknown, pass 0, so that it does not
-  // fail.
+  // If ethosu_init() was called with fast memory, the driver replaces the third base by the address of that memory. The
+  // driver fails if the third size is larger than that memory. Therefore, pass 0 if the needed size is unknown.
   uint64_t bases[kBaseCount] = {address(payload.weights.data), address(scratch), address(memory.data)};
   const size_t sizes[kBaseCount] = {payload.weights.size, round_up_to_cache_lines(payload.scratch_size),
                                     fast_scratch.known  ? fast_scratch.size

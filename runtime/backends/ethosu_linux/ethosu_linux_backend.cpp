@@ -36,7 +36,7 @@ namespace {
 constexpr char kDefaultDevice[] = "/dev/ethosu0";
 constexpr int64_t kDefaultTimeoutNs = 60'000'000'000;
 
-// Compile specs, with the names of ExecuTorch's own runtime, and the environment variables that override them.
+// Compile specs, with the names of ExecuTorch's own runtime. Environment variables override the device and the timeout.
 constexpr char kDeviceSpec[] = "ethosu.device";
 constexpr char kTimeoutSpec[] = "ethosu.timeout_ns";
 constexpr char kCyclesSpec[] = "ethosu.enable_cycle_counter";
@@ -172,7 +172,7 @@ struct IoRegion {
 // A delegate of a loaded program.
 struct Delegate {
   Options options;
-  std::unique_ptr<EthosU::Device, NoThrowDelete> device;  // declared first, so that it is destroyed last
+  std::unique_ptr<EthosU::Device, NoThrowDelete> device;  // before the objects below, so that it outlives them
   std::shared_ptr<EthosU::Network> network;
   std::shared_ptr<EthosU::Buffer> constants, intermediate;
   IoRegion inputs{"input", Region::kInput, {}, 0, {}, {}};

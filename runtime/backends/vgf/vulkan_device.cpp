@@ -67,7 +67,7 @@ std::vector<char> read_cache_file(const char* path) {
 }
 
 void write_cache_file(const char* path, const std::vector<char>& data) {
-  // Write to a name of this process first: other processes may read or write the file.
+  // Write a file with a unique name first and rename it, because other processes may read or write `path`.
   const std::string partial = std::string(path) + "." + std::to_string(std::random_device{}()) + ".new";
   const uint32_t checksum = crc32(data.data(), data.size());
   std::ofstream file(partial, std::ios::binary | std::ios::trunc);
