@@ -1,8 +1,8 @@
-"""Bound mask constants, and rewrite comparisons with extrema, so that both can be quantized.
+"""Clamp the constants of masks, and rewrite comparisons with extrema, so that both can be quantized.
 
 An attention mask holds -inf, the type's minimum, or -10000 where softmax or exp must give 0. One such value would
-consume the quantization range that it shares with the scores. Lower values are therefore replaced by the bound
-``QUANTIZABLE_LOWEST`` (-64), whose exponential is negligible if the scores span at most 52. If scores span more, the
+consume the quantization range that it shares with the scores. Values below the bound ``QUANTIZABLE_LOWEST`` (-64) are
+therefore replaced by it. Its exponential is negligible if the scores span at most 52. If scores span more, the
 algorithm ``mask_bounds`` lowers the bounds after calibration. ``MASK_BOUND`` marks nodes with a bound as an argument.
 """
 
@@ -39,7 +39,7 @@ VALUE_OPERANDS = {
     aten.sub.Tensor: (0,),
     aten.clamp.default: (0,),
 }
-#: A product with at least this factor is a mask, because scores are not scaled that much.
+#: A product of a tensor of 0 and 1 with at least this factor is a mask, because scores are not scaled that much.
 _MASK_FACTOR = 1000.0
 #: Node metadata of a clamp or a fill: index of the argument that is the bound of a mask.
 MASK_BOUND = "mask_bound"
@@ -150,7 +150,7 @@ class _MaskBounder:
         return copy
 
     def _bound_maximum(self, node: Node, x: Any, bounded: Any) -> Node:
-        """Copy the maximum of ``x`` that a stable softmax subtracts, so that the copy is the maximum of ``bounded``.
+        """In x - max(x) of a stable softmax, compute the maximum from ``bounded``.
 
         Args:
             node: the subtracted tensor, or a tensor on the path from the maximum to it.
@@ -169,7 +169,7 @@ class _MaskBounder:
         source = bounded if is_maximum else self._bound_maximum(operand, x, bounded)
         if source is operand:
             return node
-        with self._graph.inserting_after(node):  # not after ``source``: an index may follow it
+        with self._graph.inserting_after(node):  # not after ``source``: other arguments of ``node`` may follow it
             copy = self._graph.create_node("call_function", node.target, (source, *node.args[1:]), dict(node.kwargs))
         copy.meta = dict(node.meta)
         return copy

@@ -32,7 +32,7 @@ class FixedPoint:
     """A symbolic integer tensor with its scale and the interval of its elements. Methods emit TOSA operators.
 
     The real numbers are (value - zero_point) * scale. Every element satisfies low <= value - zero_point <= high.
-    Arithmetic methods also take a Python integer as the second operand.
+    Arithmetic methods also take a Python integer: steps of ``scale``, or the factor of a product.
 
     Attributes:
         b: builder that receives the operators.
@@ -125,7 +125,7 @@ class FixedPoint:
         return FixedPoint.const(self.b, np.full((1,) * self.value.rank, number), self.dtype, self.scale)
 
     def to_int16(self) -> FixedPoint:
-        """Convert int8 or int16 to int16 with zero point 0, at the same scale."""
+        """Convert int8 to int16 with zero point 0, at the same scale. Int16 is returned as it is."""
         return self if self.dtype is DType.INT16 else self.to_int16_at(self.scale)
 
     def to_int16_at(self, scale: float) -> FixedPoint:
@@ -145,7 +145,7 @@ class FixedPoint:
     def to_int32_at(self, scale: float) -> FixedPoint:
         """Convert to INT32 with zero point 0 at ``scale``.
 
-        An int8 or int16 constant of several elements keeps a RESCALE, which an NPU fuses into the reader (see
+        An int8 or int16 constant of several elements is converted by a RESCALE, which an NPU fuses into the reader (see
         ``tosa/passes/constant_folding.py``). Other constants are converted at compile time.
         """
         if self.value.data is not None and (self.dtype is DType.INT32 or self.value.size == 1):
@@ -190,8 +190,8 @@ class FixedPoint:
         """The product self * x. Its integers are shifted right by ``shift`` and rounded half up.
 
         The scale of the result is multiplied by 2**shift, so that the real numbers stay the same up to rounding.
-        MUL computes the product in 64 bits before it shifts. A Python integer ``x`` multiplies the real numbers;
-        ``refine_scale`` multiplies the integers and keeps the real numbers.
+        MUL computes the product in 64 bits before it shifts. A Python integer ``x`` multiplies integers and
+        real numbers; ``refine_scale`` multiplies the integers and keeps the real numbers.
 
         Args:
             x: the other factor.
@@ -264,7 +264,7 @@ class FixedPoint:
         return self.mul(factor).with_scale(self.scale / factor)
 
     def rescale(self, dtype: DType, factor: float, *, saturate: bool = False) -> FixedPoint:
-        """RESCALE the integers to round(integer * factor) with zero point 0, at the scale divided by ``factor``.
+        """RESCALE to the integers round((value - zero_point) * factor), at the scale divided by ``factor``.
 
         The real numbers stay the same, except for the rounding.
 
@@ -285,7 +285,7 @@ class FixedPoint:
         """Convert int8 or int16 to INT32 with ``bits`` more fraction bits.
 
         If ``bits`` is negative, the lowest -``bits`` bits are rounded off. Otherwise, the real numbers stay the same,
-        and MUL converts: it is one NPU operation, and a RESCALE would be two.
+        and a MUL converts in one NPU operation. A RESCALE would take two.
         """
         if bits < 0:
             return self.rescale(DType.INT32, 2.0**bits)
@@ -355,9 +355,9 @@ def _round_shift_right(x: int, shift: int) -> int:
 def requantize(b: Builder, x: Value, peaks: Array | float, scales: Array, out: QParams, zero_point: int = 0) -> Value:
     """Convert (x - zero_point) * scales to quantization parameters ``out`` with one rounding and saturation.
 
-    If one step of x exceeds the whole range of ``out``, any nonzero x saturates. The rescale factor is therefore
-    capped at twice that range. If x can exceed the input limit of RESCALE, it is first clipped to values that still
-    saturate.
+    If one step of x exceeds the whole range of ``out``, any nonzero x saturates. The rescale factor is then capped at
+    twice that range, with the same result, because RESCALE cannot represent larger factors. If x can exceed the input
+    limit of RESCALE, it is first clipped to values that still saturate.
 
     Args:
         b: builder that receives the operators.

@@ -1,6 +1,6 @@
 """TRANSPOSE on Ethos-U55 and U65 as a sequence of swaps.
 
-A swap views a tensor as three dimensions [A, B, C] and exchanges two of them. Vela 5.1 decomposes any TRANSPOSE into
+A swap views a tensor as three dimensions [A, B, C] and exchanges two of them. Vela decomposes any TRANSPOSE into
 such swaps, and refuses it if one of them exceeds the range of the hardware's registers. Another decomposition often
 stays within the range.
 """
@@ -21,7 +21,7 @@ Swap = tuple[tuple[int, int, int], tuple[int, int]]
 #: {swapped dimensions: the same swap as the ``perms`` of a TRANSPOSE}.
 SWAP_PERMUTATIONS = {(0, 1): (1, 0, 2), (1, 2): (0, 2, 1), (0, 2): (2, 1, 0)}
 
-MAX_EXTENT = 1 << 16  # the hardware has 16-bit registers for extents
+MAX_EXTENT = 1 << 16  # 16-bit registers hold the extent minus 1
 
 
 @lru_cache(maxsize=4096)

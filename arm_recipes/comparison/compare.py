@@ -1,4 +1,4 @@
-"""``compare``: compare a program with its floating-point model or with another program, by output and by layer."""
+"""Compare a program with its floating-point model (``compare_with_model``) or with another program (``compare``)."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ from arm_recipes.runtime.program import Program
 from arm_recipes.stages.quantize import FloatProgram
 from arm_recipes.types import Labels, Metric, Samples
 
-#: Minimum SQNR in dB of the reference graph, which is rewritten for quantization, against the captured model. If the
-#: graphs differ by float32 rounding only, the SQNR is higher.
+#: Below this SQNR in dB between the graph that was rewritten for quantization and the captured model, a note is added.
+#: If the graphs differ by float32 rounding only, the SQNR is higher.
 _MIN_GRAPH_SQNR_DB = 80.0
 
 
@@ -91,7 +91,7 @@ def compare_with_model(
 
 
 def _higher_precision(recipe: object) -> str:
-    """Return the precision above int8 that the advice suggests; A16W8 if the recipe is not of this package."""
+    """Return the precision above int8 that advice on layers suggests; A16W8 if the recipe is not of this package."""
     return precisions.higher_precision(recipe.type_name) if isinstance(recipe, ArmRecipe) else "A16W8"
 
 

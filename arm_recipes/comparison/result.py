@@ -13,7 +13,7 @@ from arm_recipes._internal.rendering import Renderable, Section, to_jsonable
 from arm_recipes.comparison.accuracy import Accuracy
 from arm_recipes.comparison.diagnosis import PRECISION_TITLES, LayerAdvice, QuantizedConstant
 
-#: SQNR in dB from which no measured classifier lost more than 0.2 percentage points (``docs/users/accuracy.md``).
+#: SQNR in dB from which on no measured classifier lost more than 0.2 percentage points (``docs/users/accuracy.md``).
 _HARMLESS_SQNR_DB = 30.0
 #: Maximum number of layers with advice in the printed comparison.
 WORST_COUNT = 5
@@ -46,9 +46,9 @@ class IsolatedError:
         max_error: largest absolute error.
         clipped: share of the values outside the quantized range.
         range: smallest and largest value that the quantized tensor of the program can represent.
-        values: smallest and largest value of the samples.
+        values: smallest and largest value of the layer's floating-point result over the samples.
         calibrated: smallest and largest value in calibration; None if unknown.
-        p999: maximum over the samples of the 99.9th percentile of a sample's absolute values.
+        p999: 99.9th percentile of the absolute values of this result in one sample, maximum over the samples.
         output: SQNR in dB of the first floating-point output with only this layer quantized, measured with the first 4
             samples; None if the layer is not one of the five with the lowest isolated SQNR, if the model has state, or
             if it has no floating-point output.

@@ -77,7 +77,7 @@ class Vulkan:
 
 @once
 def set_up_vulkan() -> Vulkan:
-    """Choose loader and driver for this process. Later calls return the same choice.
+    """Choose the loader for this process, and check the driver. Later calls return the same choice.
 
     Raises:
         RuntimeUnavailable: a recent loader, a driver, or the emulation layer is missing.
@@ -106,7 +106,7 @@ def _load_loader() -> tuple[str, ctypes.CDLL]:
         if version >= _MIN_LOADER_VERSION:
             return path, library
         rejections.append(f"{path} has version {'.'.join(map(str, version))}")
-        _unload(library)  # otherwise, dlopen would return this library again for the next path
+        _unload(library)  # otherwise, dlopen may return this library for a later path of the same name
     raise RuntimeUnavailable(f"There is no usable Vulkan loader: {'; '.join(rejections)}. {_INSTALL_HINT}")
 
 

@@ -39,7 +39,7 @@ class TraceScope {
   TraceScope(const TraceScope&) = delete;
   TraceScope& operator=(const TraceScope&) = delete;
 
-  // Adds a counter if the metadata have room for it. `name` must be short.
+  // Adds a counter if the metadata have room for it. An entry that does not fit is dropped.
   void add(const char* name, uint64_t value) {
     // The buffer holds one character more than `text_`, and a NUL. An entry that is truncated here is therefore too
     // long for `text_`, and is not added.

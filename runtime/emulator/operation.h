@@ -124,7 +124,7 @@ struct Operation {
   uint8_t broadcast = 0, broadcast2 = 0;
   bool scalar = false, scalar2 = false;  // IFM or IFM2 is the constant `scalar_value`, not a tensor
   int32_t scalar_value = 0;
-  bool swap_operands = false;  // U55: IFM2 is the first operand
+  bool swap_operands = false;  // U55, U65: IFM2 is the first operand
   OperandScale scale_a, scale_b;
   Kernel kernel;
   Upscale upscale = Upscale::kNone;
@@ -140,7 +140,7 @@ struct Operation {
   const std::vector<ChannelScale>* scales = nullptr;
   // Byte ranges of up to four weight streams (one per core) and of up to two streams of scales.
   ByteRange constants[6];
-  const uint8_t* constant_sources[6] = {};  // addresses in region 0, or in a joined copy of parts of it
+  const uint8_t* constant_sources[6] = {};  // in region 0, or in a copy of it if it consists of several parts
   uint8_t constant_count = 0;
   SchedulingInfo scheduling;
 

@@ -69,7 +69,7 @@ def _lu_with_pivoting(a: Tensor, columns: int, operation: str) -> tuple[Tensor, 
 
     Returns:
         The factors and the pivots. The first ``columns`` columns of the factors hold L (without its unit diagonal) and
-        U. The other columns are L^-1 @ P times the other columns of a, where P permutes the rows. Pivot k is the row
+        U. The other columns are L^-1 @ P times the other columns of a, where L @ U = P @ a. Pivot k is the row
         that step k swapped with row k.
     """
     rows, column_indices, pivots = torch.arange(a.shape[-2])[:, None], torch.arange(a.shape[-1]), []
@@ -85,7 +85,7 @@ def _lu_with_pivoting(a: Tensor, columns: int, operation: str) -> tuple[Tensor, 
 
 
 def _permutation_sign_and_diagonal(a: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sign of the row permutation and the diagonal of U. Their product is the determinant."""
+    """Return the sign of the row permutation and the diagonal of U. The determinant is the product of all of them."""
     factors, pivots = _lu_with_pivoting(a, a.shape[-1], "the determinant")
     return torch.where(pivots == torch.arange(a.shape[-1]), 1.0, -1.0).prod(-1), factors.diagonal(0, -2, -1)
 
@@ -164,7 +164,7 @@ def _solve_by_elimination(a: Tensor, b: Tensor) -> Tensor:
 
 @decomposition(aten.linalg_lu_factor_ex.default)
 def lu_factor(a: Tensor, *, pivot: bool = True, check_errors: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """Return L and U in one matrix, the pivots (from 1), and the index of the first zero pivot (from 1) or 0."""
+    """Return L and U in one matrix, the 1-based pivots, and the 1-based index of the first zero pivot or 0."""
     if not pivot:
         raise Unsupported("LU factorization without pivoting; call it with pivot=True")
     factors, pivots = _lu_with_pivoting(a, a.shape[-1], "LU factorization")
@@ -355,10 +355,10 @@ def triangular_solve(
 
 @decomposition(aten.linalg_matrix_exp.default, takes_quantized=True)
 def matrix_exp(a: Tensor, *, quantized: bool) -> Tensor:
-    """Matrix exponential by scaling and squaring: 8 terms of the series of exp(a / 64), squared six times.
+    """Matrix exponential by scaling and squaring: the Taylor polynomial of degree 8 of exp(a / 64), squared six times.
 
     If the norm of a is below 20, the error is 1e-8 plus rounding errors. Each squaring doubles the rounding errors.
-    Therefore, a quantized program computes 12 terms and squares only twice. At a norm of 20, its error is 0.5 %.
+    Therefore, a quantized program uses degree 12 and squares only twice. At a norm of 20, its error is 0.5 %.
     """
     squares, terms = (2, 12) if quantized else (6, 8)
     step, identity = a / 2**squares, torch.eye(a.shape[-1], dtype=a.dtype)

@@ -1,7 +1,8 @@
 """Fake-quantized program of a model for fixed input shapes, as quantization-aware training (QAT) runs it.
 
-The program is annotated like the exported program, and fake-quantizes where the exported program quantizes. Two things
-differ: weights are folded again at each step (``ParameterTape``), and training determines scales and zero points.
+The program is annotated like the program that ``export`` quantizes, and fake-quantizes at the same places. Two things
+differ: batch norms are folded into the weights again at each step (``ParameterTape``), and training determines scales
+and zero points.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def activation_observers(observed: ObservedProgram) -> list[RangeObserver]:
 
 
 def set_qparams(observer: RangeObserver, parameters: ScaleAndZeroPoint) -> None:
-    """Make an observer return this scale and zero point, independent of its statistics."""
+    """Make an observer return this scale and zero point, regardless of the values that it has observed."""
     scale, zero_point = (value.detach().cpu().reshape(1) for value in parameters)
     observer._statistics.parameters = scale.float(), zero_point.round().long()
 
@@ -74,7 +75,7 @@ class FakeQuantProgram:
 
     Attributes:
         observed: the annotated program.
-        weighted_nodes: operators with a weight. The scale of the weight depends on the bias.
+        weighted_nodes: operators with a weight. The bias sets a minimum for the scale of the weight.
         norms, dropouts: {node: batch norm or dropout that changes the node's result}.
         norm_affines: {node in ``norms``: gain and offset per channel that follow its batch norm}. They are folded into
             the same layer as the batch norm.

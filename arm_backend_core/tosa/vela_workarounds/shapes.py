@@ -45,8 +45,8 @@ def _flatten_activation(op: Op, match: bool, rewriter: Rewriter) -> Value:
 def _is_slice_of_other_rank(op: Op, rewriter: Rewriter, *, includes_batch_of_one: bool = False) -> bool:
     """Match a SLICE and a RESHAPE of it that adds or removes leading dimensions of size 1, in rank 5 or 6.
 
-    Bug ``slice_rank_mismatch``: Vela splits the reader of the RESHAPE by batch items. It reads them with the shape
-    before the RESHAPE, but computes the offset of each item from the shape after the RESHAPE, which has another rank.
+    Bug ``slice_rank_mismatch``: Vela splits the reader of the RESHAPE by batch items. It reads each item with the
+    strides of the shape before the RESHAPE, but at an offset that it computes in the rank after the RESHAPE.
     The program reads one item repeatedly, or beyond the end of the tensor. The rank before or after the RESHAPE must be
     5 or 6: Vela pads lower ranks to 4, so that they do not differ.
 
@@ -183,7 +183,8 @@ def _is_read_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
     """Whether another operator reads ``value`` in another shape, through a view (``is_pure_reshape``).
 
     Bug ``reshaped_select``: Vela uses the other shape for a SELECT. For example, it broadcasts [1, 80, 1] with [80] to
-    6,400 elements. A copy has a single shape. The result is also True if ``value`` is a program output.
+    6,400 elements. The rewrite reads a copy, which no operator reads in another shape. The result is also True if the
+    tensor before the RESHAPEs is a program output.
     """
     source, producers = trace_back(value, lambda op: op.kind == "RESHAPE")
     views = [value, *(view.inputs[0] for view in producers)]
@@ -196,7 +197,7 @@ def _broadcasts_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
 
     Bug ``reshaped_broadcast``: for a RESHAPE of a SLICE of rank 5 or 6, Vela uses the rank of the SLICE. If both
     operands are broadcast, and another operator reads the first one in another shape, Vela uses this other shape, as in
-    ``reshaped_select``. A copy has a single shape.
+    ``reshaped_select``. The rewrite reads a copy, which no operator reads in another shape.
     """
     if value is not op.inputs[0] or value.shape == op.output.shape:
         return False

@@ -58,17 +58,17 @@ class Row:
         recipe: name of the recipe, for example ``ETHOSU_U85_INT8``.
         target: NPU, for example ``ethos-u85-256``, or Cortex-M, for example ``cortex-m4``.
         macs: peak MACs per cycle of the target.
-        system_config, memory_mode: Vela's system configuration and memory mode. Without an NPU, the clock, such as
-            "120 MHz", and "".
+        system_config, memory_mode: Vela's system configuration and memory mode. Without an NPU, ``system_config`` is
+            the clock, such as "120 MHz", and ``memory_mode`` is "".
         estimates: estimates of Vela or of the CPU cost model; None if compilation failed (see ``error``).
         cpu_operators: number of operators outside delegates, whose time an NPU's estimates do not include; None if the
             program could not be lowered.
         accuracy: accuracy by the sweep's metric; None if the program could not be compiled or executed.
         error: error message of a failed configuration; None for a compiled one.
         board: name of the board that determined the configuration; None without a board.
-        ram_bytes: RAM that a board needs: the sum for the NPU, for ExecuTorch's runtime, for the application's inputs
-            and outputs, and for tensors outside delegates; None if compilation failed, or an NPU's program could not be
-            executed.
+        ram_bytes: RAM that the program needs on a board: the sum for the NPU, for ExecuTorch's runtime, for the
+            application's inputs and outputs, and for tensors outside delegates; None if compilation failed, or an NPU's
+            program could not be executed.
         exceeds_board: whether the program needs more SRAM than the board has; False without a board, and if the program
             could not be executed.
     """
@@ -100,7 +100,7 @@ class Row:
 
 
 def column_value(row: Row, column: str) -> Any:
-    """Return the number in a column of a row; None if it is not known.
+    """Return the number in a column of a row; None if an optional column is empty.
 
     Raises:
         ValueError: there is no such numeric column.

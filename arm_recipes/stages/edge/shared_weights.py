@@ -168,8 +168,8 @@ class CommandStream:
     Attributes:
         constant_reads: the reads, in program order.
         inserted_offsets: byte offsets in the original stream, relative to the first command, before which a command was
-            inserted. The inserted command repeats an address that Vela sets only once for two operands: a constant, and
-            a tensor of another region at the same offset. Then the address of the constant can be patched alone.
+            inserted. Vela sets an address once if a constant and a tensor of another region have the same offset. The
+            inserted command sets it again for the second operand, so that the constant can be patched alone.
     """
 
     def __init__(self, stream: bytes) -> None:
@@ -281,8 +281,8 @@ def _content_digest(content: memoryview | bytes) -> bytes:
 def _movable_ranges(stream: CommandStream, size: int) -> list[tuple[int, int]]:
     """Return the (start, end) ranges of the constants that ``merge_constants`` may move, each range as a unit.
 
-    Overlapping reads of known length form one range. In each gap before, between and after these ranges, the bytes from
-    the first read of unknown length to the end of the gap form another range.
+    Overlapping reads of known length form one range. A read of unknown length (gather, indices) may extend to the next
+    range. Therefore, the bytes from the first such read in a gap between ranges to the end of the gap form one range.
 
     Raises:
         UnsupportedStream: an operation reads beyond the end of the constants.
