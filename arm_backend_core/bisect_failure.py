@@ -18,8 +18,8 @@ from arm_backend_core.tosa.serialize import serialize
 def bisect_failure(graph: Graph, spec: ArmCompileSpec, error: CompileError) -> Origin | None:
     """Compile each operator in a separate graph and find the first that fails with the same error.
 
-    The graph of an operator contains one RESCALE that reads the operator, if there is any. Callers search only after a
-    failure that names no operator. The search takes milliseconds per operator.
+    The graph of an operator also contains one RESCALE that reads its result, if there is any. Callers search only after
+    a failure that names no operator. The search takes milliseconds per operator.
 
     Args:
         graph: the graph that failed.

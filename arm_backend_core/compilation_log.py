@@ -68,7 +68,7 @@ class DelegateRecord:
         calls: number of calls in one inference.
         external_blocks: {key: size in bytes} of the delegate's blocks in the data file (``.ptd``). Delegates may
             share a block.
-        may_share_scratch: whether the memory plan may place the scratch of an Ethos-U delegate.
+        may_share_scratch: whether the memory plan may put the scratch of an Ethos-U delegate into planned memory.
     """
 
     name: str

@@ -76,7 +76,7 @@ def delegate(
         keep_on_cpu: predicates; a node for which any of them is true is not delegated. A ``CortexMCompileSpec`` ignores
             them, because its kernels run on the CPU.
         require_full_delegation: raise if an operator other than quantize and dequantize is not delegated. With a
-            ``CortexMCompileSpec``, raise if such an operator has no kernel.
+            ``CortexMCompileSpec``, raise if such an operator has no kernel, or if its lowering to kernels fails.
         name: prefix of the delegates' names, followed by a number.
 
     Returns:

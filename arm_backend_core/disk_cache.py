@@ -12,7 +12,8 @@ def cache_folder() -> Path:
     """Return the cache folder of this project: ``$XDG_CACHE_HOME/arm-recipes``, by default ``~/.cache/arm-recipes``.
 
     Raises:
-        OSError: the user has no home directory, as in a container with an arbitrary user id.
+        OSError: ``XDG_CACHE_HOME`` is not set, and the user has no home directory, as in a container with an
+            arbitrary user id.
     """
     base = os.environ.get("XDG_CACHE_HOME")
     try:
@@ -36,7 +37,7 @@ def write_atomically(target: Path, *chunks: bytes | memoryview) -> None:
 
 
 def _write_atomically(target: Path, chunks: Sequence[bytes | memoryview]) -> None:
-    # Without the module tempfile: its files have the mode 0600, so other users could not read them.
+    # The module tempfile is not used, because its files have the mode 0600: other users could not read them.
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
         with temporary.open("xb") as file:

@@ -36,7 +36,7 @@ class Fault(Unsupported):
 
 
 class InternalError(ArmBackendError):
-    """A ``Fault`` that stops the compilation, in strict mode (``is_strict``)."""
+    """A bug of this compiler that stops the compilation, in strict mode (``is_strict``). See ``compiler_fault``."""
 
 
 def is_strict() -> bool:
@@ -51,7 +51,7 @@ def compiler_fault(description: str, error: Exception | None = None) -> Fault:
     the caller of the pass decides whether the export continues.
 
     Args:
-        description: how the rule or pass failed.
+        description: where and how the rule or pass failed.
         error: the exception that the rule or pass raised, if any.
 
     Raises:
@@ -64,7 +64,7 @@ def compiler_fault(description: str, error: Exception | None = None) -> Fault:
 
 
 class CompileError(ArmBackendError):
-    """A delegate cannot be compiled: Vela or the model converter refused it or crashed on it, or a pass failed.
+    """A delegate cannot be compiled: Vela, the model converter or a pass failed, or Vela wrote a wrong program.
 
     Args:
         reason: the message of the tool or pass, or how the tool ended.

@@ -61,7 +61,7 @@ class Partition:
             nodes: the nodes, in program order.
             constants: all placeholders of constants of the program.
             position: returns a node's index in the program.
-            indirect_inputs: nodes outside of the partition that its TOSA graph reads, but none of ``nodes`` does.
+            indirect_inputs: nodes outside of the partition that its TOSA graph reads, although none of ``nodes`` does.
         """
         members = set(nodes)
         operands = dict.fromkeys(x for node in nodes for x in node.all_input_nodes if x not in members)

@@ -213,7 +213,7 @@ def evaluate_node(node: Node, value_of: Callable[[Node], Any]) -> Any:
 def memory_order(tensor: torch.Tensor) -> Layout:
     """Dimensions from the outermost in memory to the innermost: NHWC for ``channels_last``, else the identity.
 
-    The identity for ``channels_last_3d``, too: ExecuTorch's runtime refuses such inputs from Python.
+    It is the identity for ``channels_last_3d``, too, because ExecuTorch's runtime refuses such inputs from Python.
     """
     is_channels_last = (
         tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last)

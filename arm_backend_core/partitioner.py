@@ -35,8 +35,8 @@ class ArmPartitioner(Partitioner):
         require_full_delegation: raise ``FullDelegationError`` if an operator other than quantize and dequantize is not
             delegated.
         steps_per_call: maximum number of time steps of a recurrent layer that one delegate call computes. A layer with
-            more steps becomes a loop of delegate calls. With "auto", the partitioner chooses the number. A layer with
-            many steps then becomes a loop. In a program with many steps in total, all layers become loops. With None,
+            more steps becomes a loop of delegate calls. With "auto", the partitioner chooses the number. A layer then
+            becomes a loop if it has many steps, or if all layers of the program together have many steps. With None,
             all layers stay unrolled.
     """
 
@@ -76,7 +76,7 @@ class ArmPartitioner(Partitioner):
         """Tag nothing: ``transform_for_pre_decomposition`` has delegated the program already.
 
         Raises:
-            ArmBackendError: ``transform_for_pre_decomposition`` did not run: ``to_backend`` was called directly.
+            ArmBackendError: ``transform_for_pre_decomposition`` did not run, because the caller used ``to_backend``.
         """
         if not self._has_delegated:
             raise ArmBackendError(

@@ -33,7 +33,7 @@ from arm_backend_core.nodes import evaluate_node, is_constant, is_dequantize, is
 if TYPE_CHECKING:
     from executorch.exir.lowered_backend_module import LoweredBackendModule
 
-#: Kinds of the inputs of a program's graph that are tensors of the model.
+#: Kinds of graph inputs that are tensors of the model.
 TENSOR_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 Tensors = dict[str, Any]
@@ -153,7 +153,8 @@ def drop_assertions(program: ExportedProgram) -> None:
 def lift_constants(program: ExportedProgram) -> None:
     """Lift the ``get_attr`` constants that passes added: turn them into placeholders in front of the user inputs.
 
-    ExecuTorch's pass (``lift_constant_tensor_pass``) confuses the names of constants in a program without inputs.
+    ExecuTorch's own pass (``lift_constant_tensor_pass``) is not used, because it confuses the names of constants in a
+    program without inputs.
     """
     graph, specs = program.graph_module.graph, program.graph_signature.input_specs
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
@@ -197,8 +198,8 @@ def fold_constant_outputs(program: ExportedProgram) -> bool:
     computed with quantize or dequantize nodes.
 
     Returns:
-        Whether an output without quantize and dequantize nodes is computed from constants alone; also True if this
-        output stays because it has no elements.
+        Whether there is an output that is computed from constants alone, without quantize and dequantize nodes. Also
+        True if this output stays because it has no elements.
     """
     graph, values = program.graph_module.graph, dict[Node, Any](constants_of(program))
     for node in graph.nodes:
@@ -214,7 +215,7 @@ def fold_constant_outputs(program: ExportedProgram) -> bool:
                 program.graph_module, f"{node.name}_value", value.new_empty(value.shape).copy_(value)
             )
             duplicate = graph.call_function(torch.ops.aten.clone.default, (constant,))
-        traced = node.meta["val"]  # strides of its dimensions of size 1 may be out of order
+        traced = node.meta["val"]  # its strides are not copied: those of size-1 dimensions may be out of order
         duplicate.meta = {**node.meta, "val": traced.new_empty(traced.shape)}
         constant.meta["val"] = duplicate.meta["val"]
         node.replace_all_uses_with(duplicate)
@@ -250,7 +251,7 @@ def avoid_builtin_names(program: ExportedProgram) -> None:
 
 
 def duplicate_dequantize_nodes(program: ExportedProgram) -> None:
-    """Duplicate dequantize nodes for each reader, so that a delegate and the CPU do not share a dequantize node."""
+    """Give each reader its own dequantize node, so that a delegate and the CPU do not share a dequantize node."""
     graph = program.graph_module.graph
     for node in list(graph.nodes):
         if node.op != "call_function" or not is_dequantize(node):

@@ -46,8 +46,8 @@ class Selection:
         lowering: the program, lowered to TOSA. It contains all operators except those that ``select_operators`` refused
             before lowering: operators that ``keep_on_cpu`` selects, and quantize nodes of inputs.
         operators: operators of the program, in program order.
-        refusals: {refused operator: the reason}. An operator that computes a constant for the CPU only is neither
-            refused nor delegated.
+        refusals: {refused operator, which stays on the CPU: the reason}. An operator that computes a constant for the
+            CPU only is neither refused nor delegated.
         partition_ids: {delegated node: number of its partition}. Numbers increase in topological order.
     """
 
@@ -60,7 +60,7 @@ class Selection:
     def refused_operators(self) -> list[compilation_log.RefusedOperator]:
         """The operators on the CPU, for the report.
 
-        Quantize and dequantize nodes and loops that call a delegate are left out.
+        Quantize, dequantize and ``getitem`` nodes, and loops that call a delegate, are left out.
         """
         return [
             compilation_log.RefusedOperator(
@@ -86,7 +86,7 @@ class Selection:
                 if not self.lowering.is_internal(node):
                     readable.setdefault(_lowered_value(self.lowering, node), (i, node))
         partitions: list[Partition] = []
-        indirect_reads: set[Node] = set()  # of later partitions; the loop therefore runs from last to first
+        indirect_reads: set[Node] = set()  # of later partitions, so the loop runs from last to first
         for i, nodes in reversed(list(enumerate(nodes_by_partition))):
             partition = Partition.from_nodes(f"{name}_{i}", nodes, constants, sort_key)
             outputs = {*partition.outputs, *indirect_reads}
@@ -169,8 +169,8 @@ def select_operators(program: ExportedProgram, target: Target, keep_on_cpu: Sequ
         new_float_nodes = {
             node for node in unmaterializable if target.has_fp_profile and not is_dequantize(node)
         } - lowering.float_nodes
-        # If an unquantized CPU operator or an output reads elementwise functions or data movement, these are lowered
-        # again, in floating point.
+        # With the FP profile, elementwise functions and data movement are lowered again, in floating point, if an
+        # unquantized CPU operator or an output reads their result.
         if new_float_nodes:
             refusals, lowering = (
                 dict(initial_refusals),
@@ -283,8 +283,9 @@ def _sink_into_consumers(partition_ids: dict[Node, int], operators: Sequence[Nod
     """Move nodes whose result cannot leave a delegate to the partition of their readers.
 
     These nodes are constants and nodes for which ``Lowering.is_internal`` is true. When the readers of a constant were
-    lowered, they used its value, so their delegate must contain the constant. A node with readers in several partitions
-    is copied for each of them. A constant that only the CPU reads is removed from its partition.
+    lowered, they used its value, so their delegate must contain the constant. A node with readers in several
+    partitions, or also on the CPU, is copied, so that each of them has its own. A constant that only the CPU reads is
+    removed from its partition.
     """
     chosen = set(partition_ids)
     constant = set(lowering.constants)

@@ -60,9 +60,10 @@ def export(
             report then contains the expected top-1 accuracy: the accuracy of the floating-point model, the accuracy of
             the quantized program, and the difference. Both are computed in PyTorch. True: the labels follow the inputs
             in each sample, as in the batches of a ``DataLoader`` or in ``[(x, label)]``. Default: None, no accuracy.
-        metric (callable, optional): ``metric(outputs, sample)`` returns a number, higher is better. The report has its
-            mean over the samples in place of the top-1 accuracy. A sample may have further items after the inputs, such
-            as the expected output. ``metric`` receives these items, but the model does not.
+        metric (callable, optional): ``metric(outputs, sample)`` returns a number, higher is better. The report
+            contains the mean of this number over the samples instead of the top-1 accuracy. A sample may have further
+            items after the inputs, such as the expected output. ``metric`` receives these items, but the model does
+            not.
         output (str or Path, optional): write the ``.pte`` to this path. The path is checked before compilation starts.
         dynamic_shapes (dict, tuple or list, optional): dynamic dimensions, as in ``torch.export.export``; for several
             methods, a dict by method name. Requires ``sizes``, because Arm targets are compiled for fixed shapes.
@@ -78,8 +79,8 @@ def export(
             its inputs. Without this option, the report shows the cycles of these transposes. Default: False.
         verify (bool): run up to four samples of each method and compare every Ethos-U delegate with the TOSA reference
             model, bit by bit. For methods that run entirely in int8 kernels on the CPU, such as those of
-            ``CORTEX_M_INT8``, compare the outputs with a second implementation of the kernels. Takes about a second per
-            sample for MobileNetV2. The first call needs a C++ compiler. Default: False.
+            ``CORTEX_M_INT8``, compare the outputs with a second implementation of the kernels. This takes about a
+            second per sample for MobileNetV2. The first call needs a C++ compiler. Default: False.
         cache_dir (str or Path, optional): a folder that caches compiled programs; it is created if needed. The cache
             key is a digest of the captured graph with its source lines and weights, the samples, the calibration data,
             the recipe, tool versions, and the sources of ``arm_recipes`` and ``arm_backend_core``. Also on a cache hit,
@@ -97,7 +98,7 @@ def export(
             names the module or operator and the line.
         NotRunnableError: ``require_runnable=True``, and an operator on the CPU has no kernel.
         AccuracyError: the SQNR of an output is below ``min_sqnr``, or it cannot be computed.
-        BudgetError: the program exceeds ``sram_budget``, ``flash_budget``, or the size of a memory of the option
+        BudgetError: the program exceeds ``sram_budget``, ``flash_budget``, or the size of a memory in the option
             ``memory``.
         VerificationError: ``verify=True``, and a delegate differs from the TOSA reference model, reads uninitialized
             memory or has a data hazard, or the outputs of int8 kernels differ from their second implementation.

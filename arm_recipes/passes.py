@@ -1,4 +1,4 @@
-"""Graph passes that convert int64 values to int32. Their class names are the names in ExecuTorch's Arm backend.
+"""Graph passes that convert int64 values to int32, with the class names of ExecuTorch's Arm backend.
 
 The compiler itself computes int64 values in int32 where their range is known to fit, and casts at the delegate's
 boundary. Use these passes for values whose range only the user knows, or to convert a graph without a recipe:
@@ -57,7 +57,7 @@ _VIEW_OPS = (
     *(aten.unsqueeze.default, aten.expand.default, aten.view.default),
     *(aten.unsqueeze_copy.default, aten.expand_copy.default, aten.view_copy.default),
 )
-#: Operators, in place or not, that accept int32 fake tensors but reject int32 at run time.
+#: Operators that accept int32 fake tensors but reject int32 at run time. Their in-place variants do the same.
 _INT64_ONLY_OPS = ("one_hot", "take", "take_along_dim", "index_copy", "index_fill", "nll_loss", "cross_entropy_loss")
 _ARITHMETIC_OPS = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor)
 
@@ -104,8 +104,8 @@ class ConvertInt64OutputOpsToInt32Pass(_GraphModulePass):
     Other consumers read int64 values.
 
     Args:
-        on_overflow: what to do if an index may not fit, because the dimension has more than 2**31 - 1 elements:
-            "raise" an error, keep int64 and "warn", or keep int64 and "skip" the warning.
+        on_overflow: what to do if an index may not fit, because the dimension has more than 2**31 - 1 elements.
+            "raise": raise an error. "warn": keep int64 and log a warning. "skip": keep int64 without a warning.
 
     Raises:
         ValueError: ``on_overflow`` is not one of these values.
@@ -141,7 +141,7 @@ class ConvertInt64OutputOpsToInt32Pass(_GraphModulePass):
         return _propagate_and_recompile(graph_module, changed)
 
     def _narrow_index_consumers(self, module: GraphModule, source: Node) -> set[Node]:
-        """Compute the consumers of indices in int32 where the values fit. Returns the changed nodes."""
+        """Make the consumers of indices compute in int32, where the values fit. Returns the changed nodes."""
         constants = _scalar_constants(module)
         intervals = IntervalAnalysis(constants)
         if not intervals.fits_int32(source):

@@ -106,7 +106,7 @@ def _assemble_recipe(
                 transforms.append(quantize_inputs_as_uint8)
             passes.append(edge_manager_passes.quantize_io)
         passes.append(edge_manager_passes.dequantize_after_gather)
-        # The Direct Drive runtime on Linux uses ExecuTorch's quantize kernels, which the partitioner loads.
+        # The Direct Drive runtime on Linux uses ExecuTorch's quantize kernels, which ``partitioner`` has registered.
         if spec.uses_cortex_m_quantize and not values.get("direct_drive"):
             passes.append(edge_manager_passes.use_cortex_m_quantize)
     if spec.isa is not None:
@@ -154,8 +154,8 @@ def _planning_options(target: str, values: Options, memory_planner: BankedMemory
 def _shares_scratch(target: str, values: Options) -> bool:
     """Whether the memory plan may place the NPU's scratch.
 
-    The program must be for firmware (not for Direct Drive), with the option ``shared_scratch`` and without the option
-    ``memory``.
+    True for an Ethos-U program for firmware (not for Direct Drive), with the option ``shared_scratch`` and without the
+    option ``memory``.
     """
     return target == "ETHOSU" and not values.get("direct_drive") and values["shared_scratch"] and not values["memory"]
 

@@ -76,7 +76,7 @@ class ExportResult(Artifact):
             ValueError: ``path`` is not writable, ``bundled_samples`` do not match the model's inputs, or a bundled
                 program cannot hold the inputs or outputs. With ``reference`` or ``etrecord`` and a result from the
                 cache: the model has changed since the export.
-            RunError: ``bundled_samples`` are given, and the program cannot run on this machine.
+            RunError: ``bundled_samples`` or ``etrecord`` is given, and the program cannot run on this machine.
         """
         target = check_writable(path)
         extra_files: dict[str, bytes] = {}

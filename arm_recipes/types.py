@@ -35,7 +35,7 @@ Metric = Callable[[Any, Any], Any]
 """A function ``metric(outputs, sample)`` that returns a number; higher is better."""
 
 Budget = Mapping[str, int | float | str]
-"""Upper limits by kind of cost, ``cycles``, ``sram``, ``flash`` or ``traffic``.
+"""Upper limits by kind of cost: ``cycles``, ``sram``, ``flash`` or ``traffic``.
 
 A float is relative to the cost of the recipe's own program: 1.1 allows 10 % more. An int (cycles or bytes) or a text
 such as ``512KiB`` is absolute.

@@ -71,7 +71,7 @@ ALTERNATIVES = (
 def make_alternatives_pass(spec: ArmCompileSpec) -> Pass:
     """Create the pass that chooses alternatives by cost, and applies the unconditional ones.
 
-    It changes graphs for NPUs only. It chooses by cost if ``spec`` is an ``EthosUCompileSpec`` that sets
+    It changes only graphs for an Ethos-U. It chooses by cost if ``spec`` is an ``EthosUCompileSpec`` that sets
     ``search_alternatives``. If ``spec`` is a ``DeferredTuningSpec``, it first appends the graph to ``spec.graphs``.
     """
 

@@ -30,9 +30,9 @@ def compute_heads(op: Op, rewriter: Rewriter) -> list[Value] | None:
     """Compute [1, 1, T, D] for each head by a separate convolution.
 
     Returns:
-        One value per head. None unless ``op`` is a TRANSPOSE that moves the heads before the tokens. Three operators,
-        each with one reader, must precede it: a CONV2D with constant weight and bias, its RESCALE, and a RESHAPE that
-        splits the channels into heads.
+        One value per head. None unless ``op`` is a TRANSPOSE that moves the heads before the tokens, and three
+        operators with one reader each precede it: a CONV2D with constant weight and bias, its RESCALE, and a RESHAPE
+        that splits the channels into heads.
     """
     projection = _match_projection(op, rewriter)
     if projection is None:
@@ -74,7 +74,7 @@ def _match_head_projection(op: Op, rewriter: Rewriter) -> Region | None:
 def merge_heads(op: Op, rewriter: Rewriter) -> Value | None:
     """Merge heads in the output projection: a CONV2D with a (heads x 1) kernel on [1, heads, T, D] needs no TRANSPOSE.
 
-    Bit-exact: the sum over channels becomes a sum over heads and channels of the same products.
+    Bit-exact: the sum over heads * D channels becomes a sum of the same products over heads and D channels.
     """
     x, weight = op.inputs[:2]
     reshape = producer(x, "RESHAPE")

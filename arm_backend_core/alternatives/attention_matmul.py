@@ -93,7 +93,7 @@ def _match_matmul_to_transpose(op: Op, rewriter: Rewriter) -> Region | None:
     if last is None or rewriter.builder.target.hardware.splits_matmuls or columns <= rows:
         return None
     after = collect_neighbors(last, rewriter, (), ("RESHAPE", "TRANSPOSE"))
-    if any(step.kind == "TRANSPOSE" for step in after):  # no later pass merges it with the new TRANSPOSE
+    if any(step.kind == "TRANSPOSE" for step in after):  # no later pass merges it with the result's new TRANSPOSE
         return None
     return Region([*collect_neighbors(op, rewriter, ("RESHAPE", "TRANSPOSE", "CONCAT"), ()), *after], ((last,),))
 
@@ -109,8 +109,9 @@ def _match_per_head(op: Op, rewriter: Rewriter) -> Region | None:
     ):  # Vela may need many operations for a TRANSPOSE of the concatenation
         return None
     last = transposes[0] if len(transposes) == 1 else last
-    # The region includes the producers of the operands. Vela lets a producer write directly into a CONCAT. An input of
-    # the region has no producer there, so the estimate would include a copy that the whole graph does not need.
+    # The region includes the producers of the operands, because Vela lets a producer write directly into a CONCAT. For
+    # an input of the region, which has no producer, the estimate would include a copy that the whole graph does not
+    # need.
     before = collect_neighbors(op, rewriter, ("RESHAPE", "TRANSPOSE", "CONCAT", "RESCALE"), ())
     convs = [conv for step in before for x in step.inputs if (conv := producer(x, "CONV2D")) is not None]
     read = collect_neighbors(last, rewriter, (), ("RESHAPE",))

@@ -67,8 +67,8 @@ def group_by_dimension(factors: Sequence[AxisFactor], shape: Sequence[int]) -> l
     """Distribute factors over the dimensions of ``shape``. A factor is split if a dimension ends within it.
 
     Returns:
-        The factors of each dimension. None if neither the size of a dimension nor the size of a factor in it divides
-        the other: sizes 4 and 6 do not fit the shape [6, 4].
+        The factors of each dimension. None if a dimension and a factor in it have sizes of which neither divides the
+        other. Example: factors of sizes 4 and 6 do not fit the shape [6, 4].
     """
     pending, groups = [*factors][::-1], list[list[AxisFactor]]()
     for size in shape:

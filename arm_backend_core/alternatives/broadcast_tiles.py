@@ -2,7 +2,7 @@
 
 Vela copies the operand of a TILE once for each repetition. A product with a tensor of ones broadcasts both operands:
 [1, 1, 128] to [1, 100, 128] takes 3,200 instead of 25,200 cycles (int8) or 73,600 cycles (int16) on U85-256, with Vela
-5.2. On U55, Vela splits the product into rows and reads the ones from flash, which saves nothing.
+5.2. On U55, the product saves nothing, because Vela splits it into rows and reads the ones from flash.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def _match_selection(value: Value) -> tuple[Value, Array] | None:
     Returns:
         The source, and the source channel of each channel of ``value``. None in these cases: there is no data movement;
         the data movement does not change the channels; different pixels select different channels; a pixel reads
-        another pixel; the source is not int8 or is too large.
+        another pixel; the source is not int8, has fewer than two dimensions, or is too large.
     """
     x, steps = trace_back(value, lambda step: step.kind in INJECTIVE_MOVEMENT)
     if not steps or x.dtype is not DType.INT8 or x.size > _MAX_ELEMENTS or x.rank < 2:
@@ -79,8 +79,8 @@ def _match_region(op: Op, rewriter: Rewriter) -> Region | None:
 
     A RESHAPE that splits the channels and a SLICE of one channel together are a strided slice of channels. There are
     three candidates. The first folds the selection into the weights of all convolutions. The second emits a 1x1
-    convolution before them. The third replaces ``op`` by a 1x1 convolution, and the first data movement after ``op``
-    by another.
+    convolution before them. The third replaces ``op`` and the first data movement after ``op`` by a 1x1 convolution
+    each.
     """
     is_candidate = op.kind == "TRANSPOSE" or (op.output.shape[-1] == 1 and op.inputs[0].shape[-1] > 1)
     if not is_candidate or _match_selection(op.output) is None:

@@ -12,8 +12,8 @@ from arm_backend_core.tosa.passes.rewrite import Rewriter
 
 #: Range of input channels for which Vela selects part-kernel-first traversal on U85, and for which the products take
 #: more cycles than writing the results. In this traversal, the NPU computes four kernel elements of eight channels at a
-#: time, but a 1x1 kernel has one element: a convolution from 24 to 144 channels on 56x56 pixels takes 226,656 cycles,
-#: but 113,620 with a kernel of 1x2 (Vela 5.2, U85-256).
+#: time. A 1x1 kernel uses only one of the four: a convolution from 24 to 144 channels on 56x56 pixels takes 226,656
+#: cycles, but 113,620 with a kernel of 1x2 (Vela 5.2, U85-256).
 #: ``pixels_as_channels`` saves as many cycles, but a depthwise convolution that reads its result may wait for SRAM.
 #: Example of MobileNetV3-small: a convolution from 24 to 96 channels on 28x28 pixels and a 5x5 depthwise convolution
 #: with stride 2 take 46,824 cycles with ``pixels_as_channels``, and 37,183 with this rewrite.
@@ -55,8 +55,8 @@ def _match_few_channels(op: Op, rewriter: Rewriter) -> Region | None:
     steps = match_epilogue(op, rewriter)
     if len(steps) == 1:
         return None
-    # The region includes the producers and the other readers of x: the reshaped convolution makes Vela store x as NHWC
-    # instead of NHCWB16, which changes their cost.
+    # The region includes the producers and the other readers of x, because their cost changes: Vela stores x as NHWC
+    # instead of NHCWB16 if the convolution reads it reshaped.
     writers = collect_neighbors(x.producer, rewriter, ("ADD", "CLAMP", "RESCALE", "TABLE"), ()) if x.producer else []
     convs = [
         source for step in writers for value in step.inputs if (source := value.producer) and "CONV" in source.kind

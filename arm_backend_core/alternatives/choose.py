@@ -98,7 +98,7 @@ def choose_alternatives(
     for alternative in alternatives:
         try:
             chosen, saved = _find_cheaper(graph, target, alternative, estimate)
-        except Exception as error:  # the rewrites ran on copies: skip the alternative
+        except Exception as error:  # the rewrites ran on copies, so the graph is intact: skip the alternative
             reason = compiler_fault(
                 f"the alternative '{alternative.name}' raised {type(error).__name__}: {error}", error
             ).reason
@@ -126,7 +126,8 @@ def _find_cheaper(
 ) -> tuple[set[Op], int]:
     """Find the operators whose rewrite makes their region cheaper, and the saved cycles.
 
-    Regions of equal structure are estimated once. The candidate with the least ``Alternative.objective`` is chosen.
+    Regions of equal structure are estimated once. Of the unchanged region and its candidates, the one with the least
+    ``Alternative.objective`` is chosen.
     """
     users, position = graph.users(), {op: i for i, op in enumerate(graph.ops)}
     equal_regions: dict[Hashable, list[list[Op]]] = {}

@@ -51,7 +51,7 @@ def collect_readers(last: Op, rewriter: Rewriter) -> list[Op]:
 
     The CONV2Ds that read any of these, and the RESCALEs of the CONV2Ds, are collected too. If a region ended at
     ``last``, its result would be an output of the region. Vela stores outputs in another memory layout than
-    intermediate tensors, and estimates twice the cycles for this layout.
+    intermediate tensors, and estimates twice the cycles for the layout of outputs.
     """
     readers = collect_neighbors(last, rewriter, (), ("CONCAT", "RESCALE", *ACTIVATIONS))
     convs = [reader for step in readers for reader in rewriter.users(step.output) or () if reader.kind == "CONV2D"]

@@ -20,8 +20,8 @@ def fold_dilation(rescale: Op, rewriter: Rewriter) -> Value | None:
 
     A RESHAPE views the input [N, 1, T, C] as [N, T / d, d, C]. Element q * d + r is in row q and column r. Neighbouring
     kernel elements read elements that are d apart, which are now in adjacent rows of one column. Leading padding by a
-    multiple of d becomes whole rows. If T or the padding is not a multiple of d, a PAD extends the input, and a SLICE
-    shortens the result. If d = 1, the rewrite only folds a PAD into the convolution.
+    multiple of d becomes whole rows of padding. If T or the padding is not a multiple of d, a PAD extends the input,
+    and a SLICE shortens the result. If d = 1, the rewrite only folds a PAD into the convolution.
 
     Bit-exact: each output is the sum of the same products. Padding is equal to the zero point, so that it adds 0.
     """

@@ -75,7 +75,7 @@ def _match_chain(op: Op, rewriter: Rewriter) -> Region | None:
 
 
 def _is_packable(op: Op, shape: tuple[int, ...]) -> bool:
-    """Whether ``op`` is elementwise, and each operand has the result's shape or one element.
+    """Whether ``op`` is elementwise on ``shape`` without per-channel scales; operands have this shape or one element.
 
     Any other operator, such as a convolution or a sum that broadcasts, excludes the whole chain. Otherwise, a RESHAPE
     could come between a RESCALE and the operator with which Vela fuses it. The RESHAPE would prevent this fusion. It

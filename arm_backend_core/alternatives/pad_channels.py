@@ -22,7 +22,7 @@ from arm_backend_core.tosa.passes.rewrite import Rewriter
 _BLOCK_CHANNELS = 32
 #: Minimum number of weights on U55 and U65. The PAD for the missing channels takes 200 cycles.
 _MIN_WEIGHTS = 1 << 14
-#: Minimum number of weights, and maximum number of pixels, where ``Hardware.slow_input_channels`` applies.
+#: Minimum number of weights and maximum number of pixels of a convolution that ``PAD_SLOW_CHANNELS`` pads.
 _MIN_SLOW_WEIGHTS, _MAX_SLOW_PIXELS = 1 << 10, 32
 
 

@@ -119,7 +119,8 @@ def _match_shuffle(path: Sequence[Op]) -> _ShuffleLayout | None:
 def _image_shape(conv: Op, pixels: Sequence[int], above: int) -> tuple[int, ...] | None:
     """Return [N, H, W] where W is the product of the pixel factors from index ``above`` on.
 
-    None if W differs from the width of the convolution's result and the convolution is not 1x1.
+    None if W differs from the width of the convolution's result, unless the convolution is 1x1 without padding and
+    stride.
     """
     shape, (rows, columns) = conv.output.shape[:_CHANNEL_AXIS], (prod(pixels[:above]), prod(pixels[above:]))
     if shape[2] == columns:

@@ -17,9 +17,9 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.graph import Op, Value, constant
 from arm_backend_core.tosa.passes.rewrite import Rewriter
 
-#: Maximum number of input channels. With at most 32 of them, Vela selects part-kernel-first traversal on U85, which
-#: computes four kernel elements at a time, although a 1x1 kernel has only one. With 17 to 32 input channels, each
-#: element of the result takes half a cycle on U85-256. With more than 32, Vela selects depth-first traversal. A
+#: Maximum number of input channels. With at most 32 of them, Vela selects part-kernel-first traversal on U85. This
+#: traversal computes four kernel elements at a time, although a 1x1 kernel has only one. With 17 to 32 input channels,
+#: each element of the result takes half a cycle on U85-256. With more than 32, Vela selects depth-first traversal. A
 #: convolution from 24 to 144 channels on 56x56 pixels takes 226,656 cycles, but 113,620 with two pixels at once.
 _MAX_CHANNELS = 32
 
@@ -27,8 +27,8 @@ _MAX_CHANNELS = 32
 def pair_pixels(op: Op, rewriter: Rewriter) -> Value | None:
     """Rewrite a 1x1 CONV2D with its epilogue to twice the channels and half the pixels.
 
-    Bit-exact: the weights are block-diagonal with one block for each pixel, so that all added products are 0. Bias and
-    scales repeat for each pixel.
+    Bit-exact: the weights are block-diagonal with one block for each pixel, so that all additional products are 0. Bias
+    and scales repeat for each pixel.
     """
     conv, *epilogue = trace_epilogue(op, "CONV2D")
     b, pixels_at_once = rewriter.builder, 2

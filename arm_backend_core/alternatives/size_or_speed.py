@@ -1,10 +1,10 @@
 """Optimization goal of Vela (``--optimise``): ``"auto"`` compiles for performance and for size, and keeps the better.
 
-The two results are the performance program and the size program. For large flatbuffers, the size program is compiled
-only if the performance program exceeds the SRAM. ``"auto"`` also compiles with arena limits (smaller values of Vela's
-option ``--arena-cache-size``) if the performance program exceeds the SRAM, or if the size program needs much less RAM
-but is slow. ``"ram"`` searches for the program with the least RAM. Both searches are in
-``memory_reduction.vela_configuration_search``.
+The two results are the performance program and the size program. For very large flatbuffers and very small programs,
+the size program is compiled only if the performance program exceeds the SRAM. ``"auto"`` also compiles with arena
+limits (smaller values of Vela's option ``--arena-cache-size``) if the performance program exceeds the SRAM, or if the
+size program needs much less RAM but is slow. ``"ram"`` searches for the program with the least RAM. Both searches are
+in ``memory_reduction.vela_configuration_search``.
 
 When Vela optimises for size, it computes layers in stripes of rows. SRAM then holds only a part of each intermediate
 tensor. Weights outside of SRAM are read again for each stripe. On U85, Vela also encodes weights in fewer bytes.
@@ -47,8 +47,8 @@ from arm_backend_core.memory_reduction.vela_configuration_search import (
 from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec
 from arm_backend_core.workers import vela
 
-#: Fraction of the cycles that is ignored: a program with less memory may take up to 0.5% more cycles, and a program
-#: without cascades must save more than 0.5%.
+#: Relative difference of cycles that is ignored: a program with less memory may take up to 0.5% more cycles than the
+#: performance program, and a program without cascades must save more than 0.5%.
 CYCLE_TOLERANCE = 0.005
 #: A program with at most 0.75 of the performance program's SRAM may take 1% more cycles.
 _MUCH_LESS_SRAM, _CYCLE_TOLERANCE_FOR_MUCH_LESS_SRAM = 0.75, 0.01
@@ -192,7 +192,7 @@ def _spills_activations(program: CompiledCandidate) -> bool:
 
 
 def _reads_weights_as_fast_as_activations(configuration: vela.VelaConfiguration) -> bool:
-    """Whether the memory of the weights is not slower than the memory of the activations."""
+    """Whether the memory of the weights is at least as fast as the memory of the activations."""
     return configuration.arena_on_second_port or configuration.const_memory not in ("OffChipFlash", "Dram")
 
 

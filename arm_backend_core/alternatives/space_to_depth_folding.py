@@ -124,8 +124,8 @@ def _image_shape(
     """Return [N, H, W], where H is the product of the factors ``above``, and W of the factors ``columns``.
 
     Returns:
-        None if the windows of the convolution would cover other pixels than before: it is dilated, or W differs from
-        the width of its input and it is not 1x1.
+        None if the windows of the convolution would cover other pixels than before: it is dilated, or W has other
+        factors than the width of its input and it is not a 1x1 convolution without padding and stride.
     """
     if max(conv.attrs["dilation"]) > 1:
         return None

@@ -28,10 +28,10 @@ def convolve_stride_phases(op: Op, rewriter: Rewriter) -> Value | None:
     Source: Shi et al., Real-Time Single Image and Video Super-Resolution Using an Efficient Sub-Pixel Convolutional
     Neural Network, 2016. Along an axis, y[q * s + r - p] = sum over j of x[q - j] * w[j * s + r], for stride s, phase
     0 <= r < s and p cropped leading rows. For each phase r, this is a convolution with the kernel elements j in
-    descending order. Each phase has Q rows and W columns; the strides are SH and SW. The SW column phases are channels
-    of one convolution, because they are adjacent in memory. A CONCAT along the width puts the SH rows of each q one
-    after another in memory, [Q, SH * W, SW * C], so that a RESHAPE gives the interleaved rows. Bit-exact: the sums have
-    the same products, and zeros if a phase has fewer kernel elements.
+    descending order. Each phase has Q rows, W columns and C channels; the strides are SH and SW. The SW column phases
+    are channels of one convolution, because they are adjacent in memory. A CONCAT along the width puts the SH rows of
+    each q one after another in memory, [Q, SH * W, SW * C], so that a RESHAPE gives the interleaved rows. Bit-exact:
+    the sums have the same products, and zeros if a phase has fewer kernel elements.
 
     From 64x64 pixels with 32 channels to 128x128 with 16, int8, if the result is an output of the program and therefore
     not in NHCWB16: 135 k instead of 956 k cycles on U55-128, 133 k instead of 1,053 k on U85-256. If the row phases

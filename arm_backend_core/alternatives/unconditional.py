@@ -46,8 +46,8 @@ def apply_unconditional(graph: Graph, target: Target) -> None:
 def use_reader_shape(op: Op, rewriter: Rewriter) -> Value | None:
     """If a RESHAPE also reads an operand of an ADD, SUB or MUL, compute the arithmetic in the shape of the RESHAPE.
 
-    The RESCALEs of the operands and of the result are computed in this shape too. Without this rewrite, two shapes of
-    the operand are read, and Vela copies the operand: 8,576 cycles for 128x64 elements on U55-128.
+    The RESCALEs of the operands and of the result are computed in this shape too. Without this rewrite, the operand is
+    read in two shapes, and Vela copies it: 8,576 cycles for 128x64 elements on U55-128.
     """
     b, binary = rewriter.builder, op.inputs[0].producer
     if binary is None or binary.kind not in ("ADD", "SUB", "MUL") or not rewriter.has_one_use(binary.output):
@@ -72,7 +72,7 @@ def multiply_before_rescale(op: Op, rewriter: Rewriter) -> Value | None:
 
     The RESCALE takes 30 instead of 700 cycles on U85-256. A RESCALE of another dtype is rewritten, too, if
     ``LOST_MAXIMUM_SCALE_WORKAROUND`` would insert a MUL before it anyway. ``clamp_to_dtype`` then applies to this MUL:
-    89,303 instead of 102,252 cycles after a MAX_POOL2D.
+    89,303 instead of 102,252 cycles after a MAX_POOL2D. A RESCALE to int32 or with per-channel scales stays.
     """
     x, b = op.inputs[0], rewriter.builder
     workaround = LOST_MAXIMUM_SCALE_WORKAROUND
@@ -110,7 +110,10 @@ def widen_by_multiply(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def clamp_to_dtype(op: Op, rewriter: Rewriter) -> Value | None:
-    """Clamp the result to the range of its dtype if Vela fuses the CLAMP with the operation."""
+    """Clamp the result to the range of its dtype if Vela fuses the CLAMP with the operation.
+
+    Returns None, among other cases, if all readers of the result are CLAMPs, TABLEs or RESCALEs.
+    """
     x, b = op.output, rewriter.builder
     main_op = op if op.kind == "MAX_POOL2D" else op.inputs[0].producer
     if main_op is None or main_op.kind not in _KINDS_CHEAPER_THAN_TABLE or x.dtype not in (DType.INT8, DType.INT16):
@@ -145,14 +148,14 @@ def copy_constant(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def copy_narrow_constant(op: Op, rewriter: Rewriter) -> Value | None:
-    """Copy a broadcast int8 or int16 constant from flash once. The copy is x * 1, rescaled by 1: Vela does not fold it.
+    """Copy a broadcast int8 or int16 constant from flash once, by x * 1 and a RESCALE with scale 1.
 
-    Without the copy, the NPU reads the constant again for each result. A read takes 8 to 16 cycles on U55-128 if the
-    last dimension is broadcast; otherwise 1 cycle for int8 and up to 4 for int16 (Vela 5.2). Two products of int16:
-    [64, 8, 8] by [64, 1, 1] takes 6,664 instead of 65,536 cycles, [128, 64] by [64] 6,404 instead of 32,768. On U65,
-    the copy saves nothing. An int8 constant is copied only if its last dimension is broadcast; otherwise, the copy
-    saves almost nothing. Sums of int16 are not rewritten: the copy makes them slower (45,444 instead of 32,768 cycles
-    for [128, 64] and [64]).
+    Vela does not fold this copy. Without it, the NPU reads the constant again for each result. A read takes 8 to 16
+    cycles on U55-128 if the last dimension is broadcast; otherwise 1 cycle for int8 and up to 4 for int16 (Vela 5.2).
+    Two products of int16: [64, 8, 8] by [64, 1, 1] takes 6,664 instead of 65,536 cycles, [128, 64] by [64] 6,404
+    instead of 32,768. On U65, the copy saves nothing. An int8 constant is copied only if its last dimension is
+    broadcast; otherwise, the copy saves almost nothing. Sums of int16 are not rewritten: the copy makes them slower
+    (45,444 instead of 32,768 cycles for [128, 64] and [64]).
     """
     b = rewriter.builder
     if not b.target.hardware.constant_copy_min_rows:
@@ -178,7 +181,7 @@ def _emit_with_operand(op: Op, index: int, operand: Value, b: Builder) -> Value:
 
 
 def _is_split_by_vela(op: Op) -> bool:
-    """Whether Vela splits the operator or changes its shape, so that it does not fuse an activation."""
+    """Whether Vela splits the operator or changes its shape, and therefore fuses no activation into it."""
     has_several_images = op.output.rank > 3 and op.output.shape[0] > 1
     has_channel_multiplier = op.kind == "DEPTHWISE_CONV2D" and op.inputs[1].shape[3] > 1
     return (

@@ -1,4 +1,4 @@
-"""Chains of sums and products with constants that compute one affine function of each channel."""
+"""Chains of sums, products and quotients with constants, which together compute an affine function of each channel."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _Step(NamedTuple):
 
 @dataclass(frozen=True)
 class AffineChain:
-    """Sums and products with constants, each the only reader of the preceding one.
+    """Sums, products and quotients with constants; each is the only reader of the preceding one.
 
     Attributes:
         source: the operand of the first operator.

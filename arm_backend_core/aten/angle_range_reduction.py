@@ -1,7 +1,7 @@
 """Range reduction of angles in rotary and sinusoidal position embeddings, in integer arithmetic.
 
-The angles, operands of cos and sin, are integers (positions) times constants. Their range is thousands of turns
-(2 * pi), which a few hundred quantization levels cannot represent. Full turns do not change cos and sin, so integer
+The angles, operands of cos and sin, are integers (positions) times constants. Their range is thousands of turns (a turn
+is 2 * pi), which a few hundred quantization levels cannot represent. Full turns do not change cos and sin, so integer
 arithmetic computes the angle modulo one turn, as a sum over the base-16 digits of the position. The error is below
 2**-16 turns for every int32 position.
 

@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 
 def fold_batch_norms(module: GraphModule) -> None:
-    """Fold batch norms with running statistics, of operands [N, C], [N, C, L], [N, C, H, W] and [N, C, D, H, W]."""
+    """Fold batch norms that use running statistics. Operands: [N, C], [N, C, L], [N, C, H, W] or [N, C, D, H, W]."""
     constants = Constants(module)
     for node in module.graph.find_nodes(op="call_function", target=aten.batch_norm.default):
         x, *parameters, training, _, eps = cast(tuple[Any, ...], node.args[:8])

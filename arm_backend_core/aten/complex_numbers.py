@@ -83,8 +83,8 @@ def _find_rule(node: Node) -> Callable[..., Any] | None:
     if overload in COMPLEX_DECOMPOSITIONS:
         return COMPLEX_DECOMPOSITIONS[overload]
     record = find_record(node)
-    # The real and the imaginary part get the same integer and boolean operands (indices, masks). This would be wrong
-    # for a real floating-point operand, because its imaginary part is 0.
+    # The operator is applied to the real and to the imaginary part with the same integer and boolean operands (indices,
+    # masks). This would be wrong for a real floating-point operand, because its imaginary part is 0.
     has_float_operand = any(map(is_float, node.all_input_nodes))
     if record is not None and record.kind is AnnotationKind.SHARED and is_complex(node) and not has_float_operand:
         return lambda *args, **kwargs: ComplexAsReal.from_parts(

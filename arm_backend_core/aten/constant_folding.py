@@ -62,8 +62,8 @@ class Constants:
             axis: the dimension of the channels in ``shape``.
 
         Returns:
-            None if ``node`` is not constant, or if its shape, with leading ones, differs from [1, ..., C, ..., 1] with
-            C along ``axis``.
+            None if ``node`` is not constant, or if its shape, extended by leading ones to the rank of ``shape``, is not
+            [1, ..., C, ..., 1] with C along ``axis``.
         """
         if node not in self:
             return None

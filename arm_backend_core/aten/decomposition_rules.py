@@ -1,6 +1,6 @@
 """Decomposition rules: which operators are decomposed, and by which function.
 
-The rule of an operator record takes precedence over PyTorch's decomposition.
+The decomposition of a ``Composite`` record takes precedence over PyTorch's decomposition.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _is_empty(node: Node) -> bool:
 
 
 def _reduces_zero_elements(node: Node) -> bool:
-    """Whether ``node`` is a matrix product with an inner dimension of size 0. A kernel would not write its result."""
+    """Whether ``node`` is a matrix product with an inner dimension of size 0, whose result no kernel would write."""
     if node.target not in (aten.linear.default, aten.mm.default, aten.bmm.default, aten.matmul.default):
         return False
     left = cast(Node, node.args[0]).meta["val"]

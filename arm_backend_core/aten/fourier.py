@@ -1,9 +1,9 @@
 """Discrete Fourier transforms as matrix products with cosine and sine matrices, one dimension at a time.
 
 A complex tensor is a real tensor [..., 2], see ``ComplexAsReal``. Short-time Fourier transforms (``torch.stft``,
-``torch.istft``) apply the same matrices to frames of the signal. The window is folded into the matrix, which has rows
-(in the inverse transform, columns) only for samples of the window. For example, a window of 400 samples in a 512-point
-transform gives 400 rows.
+``torch.istft``) apply the same matrices to frames of the signal. The window is folded into the matrix. The matrix has
+rows (in the inverse transform, columns) only for samples of the window. For example, a window of 400 samples in a
+512-point transform gives 400 rows.
 """
 
 from __future__ import annotations

@@ -37,9 +37,9 @@ _ZEROS_FOR_EMPTY: dict[Any, OpOverload] = {
 def functionalize(graph: Graph, *, write_back: bool = False) -> Node | None:
     """Replace in-place operators (``relu_``) by functional ones (``relu``); edits the graph.
 
-    Later readers of the mutated tensor read the result instead. This is equivalent unless the tensor is a parameter, a
-    buffer or an input, or unless a view shares its memory and is read later. In these cases, no in-place operator of
-    the graph is replaced.
+    Later readers of the mutated tensor read the result instead. This is not equivalent if a view that shares the memory
+    of the tensor is read later, or if the tensor is a parameter, a buffer or an input (without ``write_back``). If the
+    graph has such an operator, or one without a functional overload, none of its in-place operators is replaced.
 
     Args:
         graph: the graph to edit.

@@ -3,7 +3,8 @@
 Delegates cannot contain subgraphs.
 
 - ``torch.cond`` becomes both branches and a SELECT between their results. Branches have no side effects, so the
-  program is equivalent. Both branches are executed, unless the target has COND_IF (``tosa/passes/control_flow``).
+  program is equivalent. The program executes both branches. Exception: if the target has COND_IF, a later pass turns
+  the SELECTs into COND_IF (``tosa/passes/control_flow``).
 - ``map`` and ``scan`` are unrolled, except loops whose body runs as a delegate (``DELEGATE_LOOP``). ``while_loop`` is
   unrolled too if its trip count is known and at most 64. Otherwise, the loop's condition and body are inlined once,
   between markers (``ops/loop_markers``).
@@ -39,8 +40,8 @@ _MAX_UNROLLED_ITERATIONS = 64  #: Maximum trip count of an unrolled ``while_loop
 def inline_higher_order_ops(module: GraphModule, constants: Mapping[Node, Tensor]) -> bool:
     """Inline the higher-order operators, nested ones too.
 
-    Three kinds stay: operators with ``DELEGATE_LOOP``, an enabled ``autocast``, and a ``while_loop`` whose state
-    contains Python numbers.
+    Three kinds are not inlined: operators with ``DELEGATE_LOOP``, an enabled ``autocast``, and a ``while_loop`` whose
+    state contains Python numbers.
 
     Args:
         module: the module to edit.

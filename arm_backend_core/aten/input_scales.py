@@ -36,10 +36,10 @@ def quantize_inputs_once(_method: str, program: ExportedProgram) -> ExportedProg
 
 
 def quantize_inputs_as_uint8(_method: str, program: ExportedProgram) -> ExportedProgram:
-    """Quantize an input to uint8 if only int8 quantize operators with equal parameters read it.
+    """Quantize each input to uint8 that only int8 quantize operators with equal parameters read.
 
-    Inputs that the program writes are not changed. uint8 and int8 have the same scale; the zero point of
-    uint8 is larger by 128. A transform pass of an ``ExportRecipe``.
+    Inputs that the program writes are not changed. uint8 and int8 have the same scale; the zero point of uint8 is
+    larger by 128. A transform pass of an ``ExportRecipe``.
 
     Returns:
         ``program`` itself if it has no such input, else a copy.

@@ -53,8 +53,8 @@ class IntervalAnalysis:
     def find_overflowing_operand(self, node: Node) -> Node | None:
         """Find the first operand that does not provably fit int32, so that a delegate would read it modulo 2**32.
 
-        Indices are exempt, because they lie within the indexed dimension. Conversions to narrower integers are exempt,
-        because they drop the upper bits anyway.
+        Indices of a gather are exempt, because they lie within the indexed dimension. Operands of casts to int32, int16
+        and int8 are exempt, because these casts drop the upper bits anyway.
         """
         record, dtype = find_record(node), getattr(first_result(node), "dtype", None)
         if record is not None and record.is_cast and dtype in (torch.int32, torch.int16, torch.int8):

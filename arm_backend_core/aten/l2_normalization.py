@@ -14,9 +14,9 @@ from torch.fx import GraphModule, Node
 from arm_backend_core.graph_edits import add_buffer_node, insert_call
 
 aten = torch.ops.aten
-#: Maximum ``eps``. The rewrite makes the result of a row whose norm is ``eps`` smaller by 29%. Output SQNR in INT8 of
-#: rows of 16 elements with a mean norm of 0.6, with and without the rewrite: 31.0 and -4.1 dB for ``eps`` 0.01, 31.4
-#: and 19.3 dB for 0.03, 26.4 and 29.2 dB for 0.1, 14.0 and 34.6 dB for 0.5.
+#: Maximum ``eps``. If the norm of a row is ``eps``, the rewrite makes the results of the row smaller by 29%. Output
+#: SQNR in INT8 of rows of 16 elements with a mean norm of 0.6, with and without the rewrite: 31.0 and -4.1 dB for
+#: ``eps`` 0.01, 31.4 and 19.3 dB for 0.03, 26.4 and 29.2 dB for 0.1, 14.0 and 34.6 dB for 0.5.
 _MAX_EPS = 0.03
 
 

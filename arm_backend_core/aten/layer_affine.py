@@ -1,7 +1,8 @@
 """Affine functions of channels, y = gain[c] * x + offset[c]: fold them into layers, or emit them as layers.
 
-An affine function of a layer's result or operand can be folded into weight and bias. Any other affine function can
-become a depthwise 1x1 convolution. It has one weight per channel, which per-channel quantization represents exactly.
+An affine function of a layer's result or operand can be folded into the weight and bias of the layer. Any other affine
+function can become a depthwise 1x1 convolution. This convolution has one weight per channel, which per-channel
+quantization represents exactly.
 """
 
 from __future__ import annotations
@@ -128,7 +129,8 @@ def find_consumer_layer(node: Node) -> tuple[Node, Node | None] | None:
     """Find the convolution, or the linear layer behind a flattening, that is the only reader of ``node`` [N, C, ...].
 
     Returns:
-        The layer, and the flattening if there is one. None if there is no such layer, or a second reader.
+        The layer, and the flattening if there is one. None if there is no such layer, or if ``node`` or the flattening
+        has a second reader.
     """
     flattening, layer = None, next(iter(node.users), None)
     shape = node.meta["val"].shape
@@ -185,7 +187,7 @@ def fold_into_consumer(constants: Constants, node: Node, layer: Node, affine: Ch
 
 
 def _pads(arguments: dict[str, Any], kernel_size: torch.Size) -> bool:
-    """Whether a convolution or linear layer reads padding."""
+    """Whether a convolution pads its input; False for a linear layer."""
     padding = arguments.get("padding", 0)
     if isinstance(padding, str):
         return padding != "valid" and max(kernel_size) > 1

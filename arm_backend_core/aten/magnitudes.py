@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 def simplify_squared_magnitudes(module: GraphModule) -> bool:
-    """If all users of a magnitude are squares, replace them by sums of squares; returns whether the graph changed.
+    """If all users of a magnitude square it, replace them by sums of squares; returns whether the graph changed.
 
     A magnitude is a hypotenuse or the absolute value of a complex number.
     """

@@ -2,8 +2,9 @@
 
 An attention mask holds -inf, the type's minimum, or -10000 where softmax or exp must give 0. One such value would
 consume the quantization range that it shares with the scores. Values below the bound ``QUANTIZABLE_LOWEST`` (-64) are
-therefore replaced by it. Its exponential is negligible if the scores span at most 52. If scores span more, the
-algorithm ``mask_bounds`` lowers the bounds after calibration. ``MASK_BOUND`` marks nodes with a bound as an argument.
+therefore replaced by the bound. The exponential of a masked score is still negligible if the scores span at most 52. If
+they span more, the algorithm ``mask_bounds`` lowers the bounds after calibration. The metadata key ``MASK_BOUND`` marks
+nodes with a bound as an argument.
 """
 
 from __future__ import annotations

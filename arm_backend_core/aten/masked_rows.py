@@ -30,10 +30,11 @@ def zero_masked_rows(module: GraphModule) -> None:
     """Set the rows whose scores are all -inf to 0, by a select after the softmax.
 
     This applies to ``_safe_softmax``, and to a ``softmax`` that only ``nan_to_num`` operators read. The select after
-    such a ``softmax`` inserts the number by which ``nan_to_num`` replaces NaN, by default 0. If several ``nan_to_num``
-    have different numbers, there is one select for each number. A constant mask without a fully masked row needs no
-    select. If only the matrix product with the values reads the attention weights, the select follows that product. The
-    select then usually reads fewer elements, and the quantization of the attention weights does not change.
+    such a ``softmax`` inserts the number by which ``nan_to_num`` replaces NaN, by default 0. If the ``nan_to_num``
+    operators have different numbers, there is one select for each number. A constant mask without a fully masked row
+    needs no select. If only the matrix product with the values reads the attention weights, the select follows that
+    product. The select then usually reads fewer elements, and the quantization of the attention weights does not
+    change.
     """
     finder = _MaskFinder(module)
     targets = [target for record in (safe_softmax, softmax) for target in record.overloads]
@@ -67,8 +68,8 @@ def _group_nan_replacements(node: Node) -> dict[float, list[Node]]:
 def _fill_masked_rows(weights: Node, rows: Node, number: float, readers: list[Node], *, is_last: bool) -> None:
     """Replace ``rows`` of the attention weights by ``number`` in the operand of ``readers``.
 
-    If the only reader of the weights is a matrix product, the rows of the product are replaced instead, for all readers
-    of the product.
+    If the softmax is along the last dimension, and the only reader of the weights is a matrix product, the rows of the
+    product are replaced instead, for all readers of the product.
     """
     result, users = weights, list(weights.users)
     if is_last and len(users) == 1 and users[0].target in _MATMULS and users[0].args[0] is weights:
@@ -139,7 +140,7 @@ class _MaskFinder:
     def _find_in_bounded_mask(self, x: Node) -> Node | None:
         """The boolean mask of a float mask that ``attention`` has clamped to ``QUANTIZABLE_LOWEST``.
 
-        If the float mask is an input, the program computes the boolean mask. It is true for elements of at most
+        If the float mask is an input, the program computes the boolean mask: true for elements of at most
         ``QUANTIZABLE_LOWEST`` + 1.
         """
         assert isinstance(x.args[0], Node)

@@ -23,7 +23,7 @@ def _normalize_inputs(program: ExportedProgram) -> None:
     """Make inputs contiguous or channels_last, as ExecuTorch's runtime requires.
 
     The sample input of the export may have other strides. Examples: transposed tensors, and
-    ``image.permute(2, 0, 1)[None]``, whose dimension 0 has another stride than a channels_last tensor.
+    ``image.permute(2, 0, 1)[None]``, whose dimension 0 has another stride than in a channels_last tensor.
     """
     user_inputs = set(program.graph_signature.user_inputs)
     for node in program.graph.find_nodes(op="placeholder"):
@@ -40,7 +40,7 @@ def _normalize_inputs(program: ExportedProgram) -> None:
 
 
 def _normalize_mutated_buffers(program: ExportedProgram) -> None:
-    """Make mutated buffers contiguous, as delegate results are: the runtime copies only between equal formats."""
+    """Make mutated buffers contiguous like delegate results, because the runtime copies only between equal formats."""
     mutated = set(program.graph_signature.buffers_to_mutate.values())
     buffers = program.graph_signature.inputs_to_buffers
     for node in program.graph.find_nodes(op="placeholder"):

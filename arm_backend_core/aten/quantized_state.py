@@ -23,9 +23,9 @@ _FILLS = (aten.fill.Scalar, aten.full.default, aten.full_like.default)
 
 
 def keep_state_quantized(program: ExportedProgram) -> None:
-    """Store a mutated buffer as integers, if all readers quantize it with the parameters of its new value.
+    """Store each mutated buffer as integers if all its users quantize it with the parameters of its new value.
 
-    The delegate then reads and writes integers; otherwise the CPU would quantize and dequantize the buffer in every
+    The delegate then reads and writes integers. With a float buffer, the CPU would quantize and dequantize it in every
     call. Counters (mutated int64 buffers) are stored in int32, because delegates have no int64.
     """
     graph, signature = program.graph, program.graph_signature
@@ -51,8 +51,8 @@ def keep_state_quantized(program: ExportedProgram) -> None:
     for index, spec in enumerate(signature.output_specs):
         value = output.args[0][index]
         if spec.kind is OutputKind.BUFFER_MUTATION and value.op == "placeholder" and not only_reads:
-            # ExecuTorch writes buffers in sequence: without the copy, this write may read the new value of a buffer
-            # that was written before.
+            # ``value`` may be another mutated buffer. ExecuTorch writes the buffers one after the other, so without
+            # the copy, this write may read that buffer's new value.
             with graph.inserting_before(output):
                 copy = graph.call_function(aten.clone.default, (value,))
             copy.meta = {"val": value.meta["val"]}

@@ -11,8 +11,8 @@ element for each pair. If the indices are constant, this module uses the first o
 - The sum of k gathers from the source, which is padded with a row of zeros. k is the largest number of elements that
   go to one position.
 
-Any other floating-point scatter-add, also one at computed indices, is decomposed if its number of pairs is within the
-limit of the target, else left to the CPU. This module does not change integer scatter-adds.
+Any other floating-point scatter-add, for example with computed indices, is decomposed if its number of pairs is within
+the limit of the target, else left to the CPU. This module does not change integer scatter-adds.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ from arm_backend_core.targets.hardware import Hardware
 aten = torch.ops.aten
 Array = np.ndarray[Any, Any]
 
-#: Maximum number of elements of a one-hot matrix, the weight of a layer. 400 rows of 32 elements to 100 positions take
-#: 24,336 cycles on U55-128 and 11,760 on U85-256; gathers take 319,244 and 124,902.
+#: Maximum number of elements of a one-hot matrix, the weight of a layer. If 400 rows of 32 elements are added at 100
+#: positions, this takes 24,336 cycles on U55-128 and 11,760 on U85-256; gathers take 319,244 and 124,902.
 _MAX_WEIGHTS = 1 << 18
-#: Maximum number of gathers in a sum (each gather adds a rounding error), and of elements that all gathers read.
-#: 16,384 elements take 211,424 cycles on U55-128 and 121,742 on U85-256.
+#: Maximum number of gathers in a sum (each gather adds a rounding error), and maximum total number of elements that the
+#: gathers read. 16,384 elements take 211,424 cycles on U55-128 and 121,742 on U85-256.
 _MAX_GATHERS, _MAX_GATHERED_ELEMENTS = 8, 1 << 16
 _MAX_RUNS = 256  #: maximum number of SLICEs that replace the gathers on targets without GATHER
-#: Maximum number of mask elements of a decomposition: on NPUs without comparison, on other NPUs, on other targets. An
-#: element takes 78 cycles on U55-128, which has no comparison, and 3 on U85-256. The CPU takes a few cycles for each
+#: Maximum number of mask elements of a decomposition: on NPUs without EQUAL, on other NPUs, on other targets. An
+#: element takes 78 cycles on U55-128, which has no EQUAL, and 3 on U85-256. The CPU takes a few cycles for each
 #: element of the source.
 _MAX_PAIRS_WITHOUT_COMPARISON, _MAX_PAIRS_ON_NPU, _MAX_PAIRS = 1 << 13, 1 << 16, 1 << 18
-_PRODUCTS_PER_PAIR = 64  #: this many products with a quantized one-hot matrix take the time of one mask element
+_PRODUCTS_PER_PAIR = 64  #: number of quantized multiplications by the one-hot matrix in the time of a mask element
 
 
 def rewrite_scatter_adds(
     module: GraphModule, hardware: Hardware, tensors: Mapping[Node, Tensor] | None = None, *, quantized: bool = False
 ) -> bool:
-    """Rewrite floating-point scatter-adds at constant indices. Mark the remaining ones if the CPU computes them faster.
+    """Rewrite floating-point scatter-adds at constant indices. Leave the others to the CPU if it is faster.
 
     Args:
         module: the module to edit.
@@ -232,7 +232,7 @@ class _Frames:
     length: int
     hop: int
     start: int
-    is_frame_last: bool  #: the rows are ordered by c, then by f; otherwise by f, then by c
+    is_frame_last: bool  #: element c of frame f is row c * count + f; if False, row f * length + c
 
     @property
     def span(self) -> int:
@@ -261,9 +261,9 @@ def find_frames(indices: Array) -> _Frames | None:
 
 
 def _contribution_tables(indices: Array, positions: int) -> Array:
-    """For each position (column), the rows that are added to it; missing entries are the number of rows.
+    """For each position (column), the rows that are added to it; unused entries have the index of the row of zeros.
 
-    For example, the indices [0, 2, 0] of 3 rows give [[0, 3, 1], [2, 3, 3]] for 3 positions.
+    For example, the indices [0, 2, 0] of 3 rows give [[0, 3, 1], [2, 3, 3]] for 3 positions. Row 3 is the row of zeros.
     """
     order = np.argsort(indices, kind="stable")
     counts = np.bincount(indices, minlength=positions)
@@ -350,7 +350,7 @@ class _Rewriter:
         """The rows that each gather reads, [gathers, positions].
 
         Returns:
-            None if there would be too many gathers, elements or slices. None also if the program stays floating-point
+            None if there would be too many gathers, elements or slices. Also None if the program stays floating-point
             and the decomposition of the scatter-add is within the limit of the target.
         """
         elements = scatter.leading * scatter.positions * scatter.trailing

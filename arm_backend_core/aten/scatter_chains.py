@@ -20,8 +20,8 @@ from arm_backend_core.nodes import is_float
 aten = torch.ops.aten
 _READS = (aten.select.int, aten.slice.Tensor)
 _WRITES = (aten.select_scatter.default, aten.slice_scatter.default)
-#: Maximum number of pieces of the concatenation for each write of the chain. A chain with more pieces is not replaced.
-#: For example, if two writes alternate along a long dimension, each index is a piece.
+#: Maximum average number of pieces that a write contributes to the concatenation. A chain with more pieces is not
+#: replaced. For example, if two writes alternate along a long dimension, each index is a piece.
 _MAX_PIECES_PER_WRITE = 4
 
 
@@ -34,7 +34,7 @@ class _IndexRange:
 
 
 def resolve_scatter_chains(module: GraphModule) -> None:
-    """Let reads skip writes to other indices, and replace chains that write all indices by concatenations."""
+    """Let reads skip writes to other indices. Put a concatenation in place of each chain that writes all indices."""
     calls = [node for node in module.graph.nodes if node.op == "call_function" and is_float(node)]
     for node in calls:
         if node.target in _READS:
@@ -92,7 +92,7 @@ def _replace_by_concatenation(node: Node) -> None:
 
 
 def _written_slice(origin: Node, write: Node, start: int, end: int, dim: int) -> Node:
-    """Insert the slice [start, end) of the values that ``write`` stores; its metadata are those of ``origin``."""
+    """Insert the slice [start, end) of the values that ``write`` stores, with the metadata of ``origin``."""
     source = cast(Node, write.args[1])
     if write.target is aten.select_scatter.default:
         return insert_call(origin, aten.unsqueeze.default, source, dim)

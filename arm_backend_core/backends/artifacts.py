@@ -78,7 +78,7 @@ def _debug_json(delegate: str, backend: str, graph: Graph, vela: VelaEstimates |
 def make_compile_error(
     reason: str, flatbuffer: bytes, *, delegate: str, directory: str | None, find_operator: FindOperator, log: str = ""
 ) -> CompileError:
-    """Make the error for a delegate that a native compiler refused or compiled wrongly, and save its flatbuffer.
+    """Make the error for a delegate that a native compiler did not compile correctly, and save its flatbuffer.
 
     The flatbuffer goes to ``directory``. If that is None or cannot be written, the flatbuffer goes to a new temporary
     folder, which is not deleted.

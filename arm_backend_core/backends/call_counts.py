@@ -40,7 +40,7 @@ _ADDITIVE_FIELDS = (
 
 
 def _multiply_fields(row: Any, calls: int) -> Any:
-    """Multiply ``_ADDITIVE_FIELDS`` and ``memory_cycles`` of a record of estimates by the number of calls."""
+    """Multiply ``_ADDITIVE_FIELDS`` and ``memory_cycles`` of a dataclass of estimates by the number of calls."""
     multiplied: dict[str, Any] = {name: calls * getattr(row, name) for name in _ADDITIVE_FIELDS if hasattr(row, name)}
     if hasattr(row, "memory_cycles"):
         multiplied["memory_cycles"] = tuple((name, calls * cycles) for name, cycles in row.memory_cycles)

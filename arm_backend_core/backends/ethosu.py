@@ -51,11 +51,11 @@ def compile_ethosu(
         flatbuffer: the TOSA graph.
         spec: the NPU and compiler options.
         delegate: name of the delegate, for errors and files.
-        find_operator: maps Vela's message to an ATen operator and source line.
+        find_operator: finds the ATen operator and source line that Vela's message is about.
         unused_inputs: inputs that no operator reads, see ``CompileRequest``. Vela omits them. This function adds them
             to the payload, because ExecuTorch's runtime copies them like the other inputs. In the scratch, they follow
             the other inputs. In Direct Drive programs, they have no address.
-        input_bytes, output_bytes: bytes of each input and output, see ``CompileRequest``.
+        input_bytes, output_bytes: expected bytes of each input and output, see ``CompileRequest``.
         timeout: seconds after which Vela is stopped; None disables it.
         run_vela: is called instead of ``vela.compile_tosa``, for example to return a cached result. Takes flatbuffer,
             configuration and timeout; returns Vela's result and its printed text.

@@ -39,8 +39,8 @@ def list_feature_map_registers(number: int) -> Sequence[tuple[int, ...]]:
 def kernel_accesses(registers: Mapping[int, int], maps: Sequence[tuple[int, ...]]) -> Iterator[MemoryAccess]:
     """Memory that a kernel reads and writes as feature maps.
 
-    An access begins at the first byte of the feature map, or of the rolling buffer that contains the feature map. The
-    access ends at the end of tile 0.
+    An access begins at the first byte of the feature map, or of the rolling buffer that contains the feature map. If a
+    stride is negative, the access begins at byte 0 of the region. It ends at the end of tile 0.
 
     Args:
         registers: values of the registers.

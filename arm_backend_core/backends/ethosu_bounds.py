@@ -30,6 +30,8 @@ def find_out_of_bounds_write(
 ) -> str | None:
     """Describe the first kernel that writes outside of all allocations; None if there is none.
 
+    Kernels of U85 with a chained result (``is_chained``) are skipped, because they do not write the result to memory.
+
     Args:
         stream: the command stream.
         allocations: (region, address, bytes) of each tensor.

@@ -15,7 +15,7 @@ DMA_REGISTERS = (304, 305, 0x430, 0x431, 0x432)
 #: one row each: base of tile 0, stride x, width of tile 0 minus 1, region, precision, depth minus 1. Further registers
 #: have the next higher numbers: bases of tiles 1 to 3 after the base of tile 0; stride y and the stride of bricks after
 #: stride x; heights of tiles 0 and 1, each minus 1, after the width of tile 0. IFM2 has no depth register; its row has
-#: the OFM's.
+#: the depth register of the OFM.
 FEATURE_MAP_REGISTERS = (
     (0x400, 0x404, 266, 271, 261, 260),
     (0x410, 0x414, 282, 287, 276, 275),
@@ -56,7 +56,7 @@ def pixel_extent(depth: int, brick: int, precision: int, log_size: int) -> int:
     Args:
         depth: number of channels.
         brick: stride in bytes between bricks of 16 channels (NHCWB16); unused in NHWC.
-        precision: the precision register, with the layout.
+        precision: value of the precision register, which contains the layout.
         log_size: log2 of the bytes of an element.
     """
     if precision >> 38 & 3 == 1:
@@ -121,7 +121,7 @@ class RegisterWriter:
         return number in self._deferred
 
     def set_registers(self, values: Mapping[int, int]) -> None:
-        """Write the registers in ``values``, {number: value}, whose value in the new stream differs."""
+        """Write each register of ``values``, {number: value}, unless the new stream has set it to this value."""
         for register, value in values.items():
             if self._state.get(register) != value:
                 self.words += encode_command(register, value)

@@ -1,8 +1,8 @@
 """Split convolutions by output channels in a command stream (U55, U65), so that their weights can be prefetched.
 
 The NPU computes the channels of an OFM in blocks, and weights are encoded block by block. A slice is a range of output
-channels that consists of whole blocks. Its kernel writes these channels of the OFM. The scales and the order of the
-weights do not change. Vela's encoder encodes the weights of each slice again.
+channels that consists of whole blocks. The kernel of a slice writes only these channels of the OFM. The scales and the
+order of the weights do not change. Vela's encoder encodes the weights of each slice again.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def find_slices(vela_result: dict[str, Any], word_indices: Set[int], max_bytes: 
     Args:
         vela_result: Vela's result.
         word_indices: word indices of the commands of the convolutions to consider.
-        max_bytes: exclusive limit of the size of scales and weights of a slice. Convolutions whose slices would be
-            larger are not split.
+        max_bytes: the scales and weights of each slice must take fewer bytes than this. Other convolutions are not
+            split.
 
     Returns:
         ``{5: [32, 32, 16]}``: the convolution at word index 5 has three slices, of 32, 32 and 16 output channels.
@@ -121,7 +121,9 @@ def slice_convolutions(
 def _find_convolutions(vela_result: dict[str, Any], word_indices: Set[int]) -> dict[int, _Convolution]:
     """Find the convolutions that can be split, by word index.
 
-    They run on one core, and no other kernel reads their weights and scales.
+    They run on one core and write one tile. Their weights directly follow their scales, one scale for each channel, and
+    no other kernel reads these scales. Their depth is a multiple of ``_MICROBLOCK_DEPTH``, their block depth of
+    ``_ALIGNMENT``.
     """
     registers, found, readers = defaultdict[int, int](int), dict[int, _Convolution](), defaultdict[int, int](int)
     weight_region = vela_result["weight_region"] << 32  # value of the region register
@@ -161,7 +163,7 @@ def _rewrite(
     convolutions: Mapping[int, _Convolution],
     slices: Mapping[int, list[_Slice]],
 ) -> dict[str, Any]:
-    """The entries of Vela's result with the slices in place of the convolutions."""
+    """The changed entries of Vela's result, with the slices in place of the convolutions."""
     constants, new_constants, moves, starts = bytes(vela_result["weights"]), bytearray(), list[tuple[int, int]](), {}
     position = 0
     for key, conv in sorted(convolutions.items(), key=lambda item: item[1].start):
@@ -199,7 +201,7 @@ def _rewrite_stream(
         vela_result: Vela's result.
         slices: {word index of a convolution: its slices}.
         starts: {word index of a convolution: address of its first slice}.
-        moves: (address, offset), ascending. Constants from ``address`` to the next entry's move by ``offset`` bytes.
+        moves: (address, offset), ascending. Constants from ``address`` up to the next address move by ``offset`` bytes.
 
     Returns:
         The new stream, and {word index in Vela's stream: word indices in the new stream}. A convolution that is split

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 _MIN_GRANULE, _MAX_GRANULES = 16, 2048  #: minimum bytes of a granule; maximum number of granules in the scratch
-_MAX_CELLS = 1 << 23  #: maximum number of kernels times granules
+_MAX_CELLS = 1 << 23  #: maximum product of the number of kernels and the number of granules
 
 
 #: Ranges of bytes [start, end).
@@ -40,7 +40,7 @@ class NpuKernel(NamedTuple):
     Attributes:
         word_index: position of its command.
         weights: ranges [start, end) of the constants that it reads as weights and scales; adjacent ranges are merged.
-            Empty if it reads none, or if some are in another region.
+            Empty if it reads none, or if some of them are not in the region of the constants.
         dma_bytes: bytes of constants that DMAs copy between the previous kernel and this kernel. DMAs of lookup tables
             are not counted, because tables are small.
     """

@@ -3,8 +3,8 @@
 A layer whose weights Vela leaves in flash takes at least the time to read them. While layers with few weights compute,
 flash is idle. This pass fills the idle time: it splits the copy of weights into pieces, and starts each piece together
 with an earlier kernel that leaves enough idle flash time to hide it. Bytes that no kernel can hide are copied right
-before the reader, which waits for them. The copies lie in the scratch where it holds no live data
-(``ethosu_liveness``), so that the scratch does not grow.
+before the kernel that reads the weights (the reader), which waits for them. The copies lie in the scratch where it
+holds no live data (``ethosu_liveness``), so that the scratch does not grow.
 
 Convolutions that still wait for flash, because their weights do not fit or no kernels hide the whole copy, are split by
 output channels (``ethosu_depth_slices``) if that saves enough cycles.
@@ -93,7 +93,7 @@ def _slice_const_bound_convolutions(
 
     Returns:
         The changed entries of the result. None if the estimated saving is below ``_MIN_SLICING_GAIN``, or if the
-        weights cannot be split.
+        weights cannot be encoded again.
     """
     min_gain = _MIN_SLICING_GAIN * vela_result["report"]["totalCycles"]
     prefetched = {copy.reader for copy in copies if not copy.wait}
@@ -200,7 +200,7 @@ def _estimate_cycles_per_byte(vela_result: dict[str, Any], slots: Sequence[Slot]
 def _insert_copies(
     vela_result: dict[str, Any], planner: PrefetchPlanner, kernels: Sequence[NpuKernel], copies: Sequence[WeightCopy]
 ) -> None:
-    """Insert each DMA after the command of the kernel during which it runs, and let the readers read the copies."""
+    """Insert each DMA after the command of the kernel during which it runs, and redirect the readers to the copies."""
     stream, scratch_region = vela_result["command_stream"], vela_result["scratch"][1]
     changes, dmas = WeightCopies(scratch_region), dict[int, list[list[tuple[int, int]]]]()
     for copy in copies:
@@ -220,7 +220,7 @@ def _insert_copies(
             offset += end - start
     for index, commands in dmas.items():
         members = planner.slots[index].kernels
-        # Distribute the DMAs over the slot's kernels, because a DMA waits for an earlier DMA.
+        # Distribute the DMAs over the slot's kernels, because each DMA waits for the DMA before it.
         for number, dma in enumerate(commands):
             word_index = kernels[members[number * len(members) // len(commands)]].word_index
             changes.dmas.setdefault(word_index, []).append(dma)

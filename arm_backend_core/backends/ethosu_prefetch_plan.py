@@ -1,9 +1,10 @@
 """Plan of the weight prefetch (``ethosu_prefetch``): which weights to copy, where to, and during which earlier kernels.
 
-The planner divides the copies into two classes by the cycles that they save per byte, and places the class that saves
-more first. It tries several limits between the classes, and keeps the best placement. In each class, it places copies
-by earliest deadline first: in the order of their readers, each copy as late as possible. It omits a copy if the scratch
-has no free bytes for it, or if it saves fewer cycles than ``MIN_SAVED_CYCLES``.
+The reader of a copy is the kernel that reads the copied weights. The planner divides the copies into two classes by the
+cycles that they save per byte, and first places the class that saves more per byte. It tries several limits between the
+classes, and keeps the best placement. In each class, it places copies by earliest deadline first: in the order of their
+readers, each copy as late as possible. It omits a copy if the scratch has no free bytes for it, or if it saves fewer
+cycles than ``MIN_SAVED_CYCLES``.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ class PrefetchPlanner:
         self.slots, self.busy, self.granule, self.cycles_per_byte = slots, busy, granule, cycles_per_byte
 
     def costs_with_copy(self, index: int) -> Costs:
-        """Costs of a slot if it reads its weights from a copy in SRAM: the same number of bytes as from flash."""
+        """Costs of a slot if it reads its weights from a copy in SRAM, as many bytes as it reads from flash."""
         _, npu, const_memory, sram = self.slots[index].costs
         sram += const_memory * self.cycles_per_byte.sram / self.cycles_per_byte.const_memory
         return Costs(max(npu, sram), npu, 0, sram)
@@ -178,7 +179,7 @@ class PrefetchPlanner:
         idle = np.minimum(
             total - const_memory, (total - sram) / self.cycles_per_byte.sram * self.cycles_per_byte.const_memory
         )
-        # A DMA of Vela's may run with the kernel before it or with the one after it.
+        # A DMA that Vela emitted may run with the kernel before it or with the kernel after it.
         dma = np.array([slot.dma_bytes for slot in self.slots] + [0]) * self.cycles_per_byte.const_memory
         return np.maximum(idle - (dma[:-1] + dma[1:])[:, None], 0.0)
 
@@ -259,7 +260,7 @@ def _first_free_slot(busy: np.ndarray, reader: int) -> np.ndarray:
 
 
 def _candidate_starts(available: np.ndarray, reader: int, count: int) -> list[int]:
-    """First granules of places for ``count`` granules. The places that are free for the shortest time come first."""
+    """First granules of free ranges of ``count`` granules; ranges that are free for the shortest time come first."""
     import numpy as np
 
     sums = np.concatenate(([0], np.cumsum(available)))

@@ -56,7 +56,7 @@ def insert_waits(stream: bytes) -> tuple[bytes, list[int]]:
     )
     # A slot, 0 to 7, holds a lookup table. {slot: words of the DMA that loads the table}, and slots of lost tables.
     table_dmas, lost_tables = dict[int, list[int]](), set[int]()
-    ofm_layout, is_blockdep_overridden = tuple[int, ...](), False  # True while BLOCKDEP is 0 in the new stream only
+    ofm_layout, is_blockdep_overridden = tuple[int, ...](), False  # True while only the new stream has BLOCKDEP 0
     is_small_npu = stream[8] & 15 < 7  # lowest bits of the third word: log2 of the MACs
     for_u85 = npu.is_u85(stream)  # on U85, Vela is known to omit only waits between kernels
 
@@ -149,7 +149,7 @@ def _may_be_one_tensor(spans: list[MemoryAccess], layouts: list[tuple[int, ...]]
 
 
 def _have_same_rows(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
-    """Whether two feature maps of these layouts consist of rows of one tensor, if they belong to one tensor."""
+    """Whether two layouts have equal rows, at addresses that differ by a multiple of the row stride."""
     return a[1:] == b[1:] and not (a[0] - b[0]) % (a[1] or 1)
 
 

@@ -28,7 +28,7 @@ from arm_backend_core.backends.ethosu_commands import (
 from arm_backend_core.backends.vela_tables import WEIGHT_COPY_USAGE
 from arm_backend_core.workers.vela import VelaConfiguration
 
-_DEFAULT_COPY_BYTES = 256 << 10  # SRAM budget of copies if the configuration has no limit
+_DEFAULT_COPY_BYTES = 256 << 10  # SRAM budget of copies if the configuration does not limit the SRAM
 #: Bytes [start, end) of the weight region.
 _ByteRange = tuple[int, int]
 
@@ -52,7 +52,7 @@ class WeightCopies:
 
 
 def can_copy_weights(vela_result: dict[str, Any], configuration: VelaConfiguration) -> bool:
-    """Whether the stream is for a U55 or U65 and Arm's core driver (COP1), and SRAM holds the arena but no weights."""
+    """Whether the program is for U55 or U65 with Arm's core driver (COP1), and SRAM holds the arena but no weights."""
     stream = vela_result["command_stream"]
     is_supported = stream[:4] == b"COP1" and stream[11] >> 4 < 2 and not configuration.arena_on_second_port
     return is_supported and configuration.const_memory in vela_result["memories"]

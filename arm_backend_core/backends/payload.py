@@ -90,7 +90,7 @@ class PlannedScratch:
 
     @classmethod
     def from_compile_specs(cls, specs: Mapping[str, bytes]) -> PlannedScratch | None:
-        """Decode the compile specs of a delegate; None unless they contain both numbers."""
+        """Decode the compile specs of a delegate; None if either number is missing."""
         values = [specs.get(key) for key in PLANNED_SCRATCH_KEYS]
         numbers = [int.from_bytes(value, "little") for value in values if value is not None]
         return cls(*numbers) if len(numbers) == len(values) else None

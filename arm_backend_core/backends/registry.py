@@ -23,9 +23,9 @@ class CompileRequest:
         delegate: name of the delegate in the program, for errors and files.
         find_operator: finds the ATen operator and source line that a compiler's message is about.
         graph: the TOSA graph that the flatbuffer was written from; None if only the flatbuffer is known.
-        unused_inputs: {index of an input that no operator reads: (number of elements, bytes per element)}.
-        input_bytes: expected bytes of each input of the compiled program. None: not checked.
-        output_bytes: expected bytes of each output of the compiled program. None: not checked.
+        unused_inputs: {index of an input that no operator reads: (elements, bytes per element)}, for Ethos-U.
+        input_bytes: expected bytes of each input of the compiled program, for Ethos-U. None: not checked.
+        output_bytes: expected bytes of each output of the compiled program, for Ethos-U. None: not checked.
     """
 
     flatbuffer: bytes

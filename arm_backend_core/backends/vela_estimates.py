@@ -99,8 +99,8 @@ class VelaEstimates:
         scratch_memory: memory that holds the scratch, "Sram" or "Dram".
         constant_bytes: bytes of the NPU's constants and of the command stream.
         constant_memory: memory that holds the constants: "OffChipFlash", "Dram", or "OnChipFlash", which is SRAM.
-        performance: (total cycles, bytes of SRAM) of the program that Vela makes for performance, if the delegate has
-            another program that needs less RAM. Otherwise None.
+        performance: (total cycles, bytes of SRAM) of the program that Vela makes for performance, if the delegate
+            contains another program, which needs less RAM. Otherwise None.
     """
 
     npu_cycles: int

@@ -34,10 +34,14 @@ def read_allocations(tables: Tables) -> tuple[TensorAllocation, ...]:
 
 
 def operation_ticks(results: Iterable[Sequence[str]], allocations: Sequence[TensorAllocation]) -> Iterator[int]:
-    """The time of each NPU operation on Vela's clock: two ticks after the previous operation, except within a cascade.
+    """The time of each NPU operation on Vela's clock: the start of the live range of its result.
+
+    If this start is unknown or too early, the operation follows the previous one by two ticks. Within a cascade, an
+    operation with an unknown start has the time of the previous operation.
 
     Args:
         results: names of the results of each operation, in execution order.
+        allocations: the allocated tensors, with their live ranges.
     """
     starts: dict[str, int] = {}
     cascades = set()

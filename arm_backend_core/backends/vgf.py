@@ -33,7 +33,7 @@ def compile_vgf(
         flatbuffer: the TOSA graph.
         spec: the compile spec, with the converter's flags.
         delegate: name of the delegate, for errors.
-        find_operator: maps the converter's message to an ATen operator and source line.
+        find_operator: finds the ATen operator and source line that the converter's message is about.
         timeout: seconds after which the converter is stopped; None disables it.
 
     Raises:

@@ -1,10 +1,11 @@
 """Casts of int8 and uint8 to float, and dequantization of uint8: replace them by dequantize operators of int8.
 
-The kernels read int8, and absorb dequantize operators. So the program stores no float32 tensor. A cast of int8 to float
-becomes a dequantize operator with scale 1 and zero point 0. uint8 becomes int8: 128 is subtracted from the integers and
-from the zero point. Two operators subtract it from the integers: a cast of ExecuTorch's portable library, which keeps
-the bits, and a look-up table, which flips the highest bit. For 27,648 elements on a Cortex-M55, they take an estimated
-1.0 million cycles. With the portable library's ``bitwise_xor`` instead of the table, they take 1.9 million.
+The lowering merges a dequantize operator into the kernel that reads it, so the program stores no float32 tensor. A cast
+of int8 to float becomes a dequantize operator with scale 1 and zero point 0. uint8 becomes int8: 128 is subtracted from
+the integers and from the zero point. Two operators subtract 128 from the integers: a cast of ExecuTorch's portable
+library, which keeps the bits, and a look-up table, which flips the highest bit. For 27,648 elements on a Cortex-M55,
+both together take an estimated 1.0 million cycles. With the portable library's ``bitwise_xor`` instead of the table,
+they take 1.9 million.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def replace_casts_by_dequantize(graph: Graph, emit: Emitter) -> None:
     """Replace casts from int8 and uint8 to float, and dequantize operators of uint8, by dequantize operators of int8.
 
     A dequantize operator of uint8 is replaced if it is per tensor, with the limits 0 and 255. A node is left unchanged
-    if no quantize operator reads it, because no kernel reads its integers then.
+    if no quantize operator reads it, because then no kernel would read its integers.
 
     Args:
         graph: the graph.
@@ -69,7 +70,7 @@ def _parameters(node: Node) -> tuple[float, int] | None:
 
 
 def _to_int8(source: Node, reader: Node, emit: Emitter) -> Node:
-    """``source`` as contiguous int8, computed before ``reader``."""
+    """``source`` as contiguous int8 (for uint8: minus 128), computed before ``reader``."""
     value = source.meta["val"]
     if value.dtype is torch.int8 and value.is_contiguous():
         return source

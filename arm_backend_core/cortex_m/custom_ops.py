@@ -1,10 +1,11 @@
 """The kernels as PyTorch operators: ``arm_cortex_m`` in ATen programs, ``cortex_m`` in edge programs.
 
-PyTorch's registry accepts one definition per name. A definition of ``cortex_m`` operators here would collide with that
-of ExecuTorch, whose module also imports ExecuTorch's whole backend. Therefore, ATen programs use operators of another
-namespace. They have no scratch arguments, because only edge programs have scratch tensors. This module does not
-register the edge operators ``cortex_m``, but gives them a schema and a function, which ExecuTorch's passes and emitter
-need. ``torch.ops.cortex_m`` returns these edge operators until ExecuTorch's definitions are registered.
+PyTorch's registry accepts one definition per name. A definition of ``cortex_m`` operators here would collide with
+ExecuTorch's definition. This module does not import ExecuTorch's definition, because that imports ExecuTorch's whole
+backend. Therefore, ATen programs use operators of another namespace. These have no scratch arguments, because only edge
+programs have scratch tensors. This module does not register the edge operators ``cortex_m``, but gives them a schema
+and a function, which ExecuTorch's passes and emitter need. ``torch.ops.cortex_m`` returns these edge operators until
+ExecuTorch's definitions are registered.
 """
 
 from __future__ import annotations
@@ -111,5 +112,5 @@ def edge_operator(name: str) -> EdgeOpOverload:
     if not hasattr(torch.ops.cortex_m, name):
         setattr(torch.ops.cortex_m, name, packet)
     edge = EdgeOpOverload(overload, EdgeDialectFunctionSchema(overload._schema))
-    edge._out_variant = out_overload  # ExecuTorch's ``to_out_variant`` reads it before it searches the registry
+    edge._out_variant = out_overload  # ``to_out_variant`` of ExecuTorch reads this first, then the registry
     return edge

@@ -126,7 +126,7 @@ class Emitter:
         if merged_order == identity(len(merged_order)):
             return self.reshape(node, target)
         if self._find_transpose_limitation(merged_shape, merged_order) and len(merged_shape) == 2:
-            # As a tensor of rank 3, because the kernel's code for rank 3 does not limit the sizes.
+            # Transpose a tensor of rank 3 instead: the kernel's code for rank 3 does not limit the sizes.
             merged_shape, merged_order = (1, *merged_shape), (0, 2, 1)
         merged, axes = self.reshape(node, merged_shape), list(merged_order)
         if self._find_transpose_limitation(merged_shape, merged_order) is None:
@@ -154,7 +154,8 @@ class Emitter:
         shape = tuple(node.meta["val"].shape)
         result = [low + size + high for low, size, high in zip(before, shape, after, strict=True)]
         # A dimension without padding is merged with the dimension before it. The kernel supports at most four
-        # dimensions, and must not mistake the merged shape for an image in channels_last memory format.
+        # dimensions, and must not mistake the merged shape for an image in channels_last memory format. If the merged
+        # shape is unsuitable, a separate call pads the last padded dimension.
         starts = sorted({0, *padded})
         groups = [shape[start:end] for start, end in zip(starts, [*starts[1:], len(shape)], strict=True)]
         merged = [math.prod(sizes) for sizes in groups]

@@ -1,9 +1,9 @@
 """Lowering to kernels: replace the quantized operators of an ATen program by int8 kernels of the Cortex-M.
 
-A region is the operators between dequantize nodes and the next quantize node. Regions are lowered in program order. If
-a region computes an elementwise function of one tensor, it becomes a look-up table. Otherwise, if there is a rule for
-its operators, it becomes kernel calls. Otherwise, its operators stay in floating point, between dequantize and quantize
-operators. A tensor keeps the memory layout in which a kernel wrote it until a reader needs another layout.
+A region consists of the operators between dequantize nodes and the next quantize node. Regions are lowered in program
+order. If a region computes an elementwise function of one tensor, it becomes a look-up table. Otherwise, if there is a
+rule for its operators, it becomes kernel calls. Otherwise, its operators stay in floating point, between dequantize and
+quantize operators. A tensor keeps the memory layout in which a kernel wrote it until a reader needs another layout.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class FusionPlan:
         fused_consumer_of: {producer: consumer}. The two become one integer operator, such as a convolution and its
             ReLU. No other node reads the producer.
         fused_consumers: the values of ``fused_consumer_of``.
-        chain_base: {elementwise node: the tensor that it is a function of}. Functions of one tensor form a chain.
+        chain_base: {elementwise node: the tensor that it is a function of}. Functions of the same tensor form a chain.
         fused: nodes that are computed together with their consumers, so that their results are not quantized. They are
             the keys of ``fused_consumer_of``, those functions of a chain whose consumers are all in the same chain, and
             products in recurrent layers that a sum reads without rounding.
@@ -147,7 +147,7 @@ class FusionPlan:
             fused = remaining
 
     def _is_exact_product(self, node: Node, is_int16: Callable[[Node], bool]) -> bool:
-        """Whether ``node`` is an int16 product in a recurrent layer whose consumer adds the unrounded INT32 product."""
+        """Whether ``node``, an int16 product in a recurrent layer, is added by its consumer without rounding."""
         int16 = node in self.int16_nodes or is_int16(node)
         return (
             TIMESTEP_SLOT in node.meta

@@ -75,7 +75,7 @@ def find_common_base(
 
 
 def is_summed_product(node: Node) -> bool:
-    """Whether ``node`` is a product that only an addition or subtraction reads.
+    """Whether ``node`` is a product with a single reader, which is an addition or subtraction.
 
     If its operands are int16 and the program does not quantize the product, the sum reads the exact INT32 product.
     ``FusionPlan`` omits the quantize operator of such products in recurrent layers only.

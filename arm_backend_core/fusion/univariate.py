@@ -98,7 +98,7 @@ class Univariate:
         return self.evaluate(torch.from_numpy(grid)).double().numpy()
 
     def to_int16_tensor(self, b: Builder) -> Operand:
-        """Emit the function. The result is an int16 tensor whose scale covers all values of the function."""
+        """Emit the function. The result is an int16 tensor whose scale covers all finite values of the function."""
         q = self._int16_tensor_qparams(self.values())
         return Operand(self.quantize(b, q), q)
 
@@ -125,7 +125,7 @@ class Univariate:
         """The result of a function c * base, without an operator: the integers of ``base`` with the scale c * scale.
 
         Raises:
-            Unsupported: the function is not c * base, so that its result must be quantized.
+            Unsupported: the function has another form than c * base, so its result must be quantized.
         """
         if self.factor is None:
             raise Unsupported(f"its operand, the result of {self.target}, is not quantized")

@@ -17,7 +17,7 @@ def constant_operand(name: str, value: Any) -> Any:
     """Convert a constant, or a sequence of constants, to operands; ``name`` becomes the name of the TOSA constant.
 
     float64 becomes FP32, and int64 is clamped to int32. If TOSA lacks the type, the result is a placeholder, a BOOL
-    tensor of False. No operator reads the placeholder, because ``require_representable`` refuses its readers.
+    tensor of False. No TOSA operator reads it: ``require_representable`` refuses each node that reads the constant.
     """
     if isinstance(value, (list, tuple)):
         return [constant_operand(name, item) for item in value]

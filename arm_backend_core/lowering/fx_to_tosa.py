@@ -3,8 +3,8 @@
 Quantize and dequantize nodes become quantization parameters: a dequantize node sets the parameters of an operand, a
 quantize node the parameters of a result.
 
-``Lowering.run`` lowers each node once, in program order. The lowering result of a node that cannot be lowered is an
-``Unsupported`` object, and its readers read a new graph input instead. This shows which nodes a target can run. If a
+``Lowering.run`` lowers each node once, in program order. If a node cannot be lowered, its lowering result is an
+``Unsupported`` object, and readers of the node read a new graph input instead. The target can run all other nodes. If a
 node is excluded later, its direct and indirect readers are lowered again (``Lowering.exclude``). The graph of each
 delegate is a subgraph of the program's graph.
 """
@@ -340,7 +340,7 @@ class Lowering:
         assert isinstance(source, Operand)
         if source.q is not None:
             return Operand(context.requantize(source, q))
-        # PyTorch quantizes the constant, because its float32 product with 1 / scale decides the rounding near ties.
+        # PyTorch quantizes the constant: its float32 product of constant and 1 / scale decides the rounding near ties.
         if _as_node(node.args[0]) in self.constants:
             return Operand(self.builder.const(evaluate_node(node, self.constants.__getitem__).numpy(), q.dtype))
         if source.is_constant:
@@ -360,7 +360,7 @@ class Lowering:
 
 
 def _apply_pending_scale(x: Any) -> Any:
-    """Convert an operand that is a function c * x, not yet emitted, to the tensor x with the scale times c.
+    """Convert an operand that is a function c * x, not yet emitted, to the tensor x with its scale multiplied by c.
 
     Raises:
         Unsupported: the operand is a function of another form.

@@ -58,7 +58,7 @@ class QParamsReader:
         return QParams(float(self._array(scale)), zero, DType.INT8, low, high)
 
     def read_result(self, node: Node) -> QParams | None:
-        """Quantization parameters of the result of ``node``: those of its readers, if all quantize it equally.
+        """Quantization parameters of the result of ``node``: those with which all of its readers quantize it.
 
         If consumers are fused into ``node`` (``find_fused_consumers``), the readers quantize the result of the last
         consumer. Its parameters are converted to parameters for ``node``, for example divided by a constant factor.

@@ -9,8 +9,8 @@ Vela's cascades have the same purpose and recompute nothing. But a cascade ends 
 at a residual connection, and its buffers are as wide as the image. A stage may include residual connections.
 
 Bit-exact: each element of an operator's result depends on a window of its operands (``_receptive_field``), and every
-patch reads this window. Where a window crosses the border of a tensor, the patch has the padding of the operator.
-Elsewhere it reads the neighbouring pixels.
+patch reads this window. Where a window crosses the border of a tensor, the patch has the padding of the operator. Where
+a window crosses only the border of the patch, it reads the neighbouring pixels.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def split_image(image: Value, row_count: int, column_count: int) -> list[list[Ar
 
 
 def count_recomputed_work(stage: PatchStage, grid: Sequence[Sequence[Area]]) -> int:
-    """Additional work (``Op.work``), because pixels that several patches need (the halo) are computed repeatedly."""
+    """Additional work (``Op.work``) for the pixels that several patches need (the halo), each computed repeatedly."""
     areas = [_areas_of_patch(stage, patch) for row in grid for patch in row]
     extra = 0
     for op in stage.ops:

@@ -51,7 +51,7 @@ class PatchCandidate(NamedTuple):
     Attributes:
         position: index of the operator that computes the result of the stage.
         grid: (rows of patches, columns of patches).
-        recomputed_work: work on pixels that several patches compute, relative to the work of the graph.
+        recomputed_work: additional work on pixels that several patches compute, relative to the work of the graph.
     """
 
     position: int

@@ -2,8 +2,9 @@
 
 With ``--optimise Size``, Vela cascades every layer that it can. The result is called the size program below. With
 ``--optimise Performance`` and an arena limit (``--arena-cache-size``), Vela cascades layers until the program fits the
-limit. This program often needs about as much RAM as the size program, but fewer cycles. The performance program has no
-limit. The table shows scratch in KiB, and cycles relative to the performance program (int8, U55-128, Vela 5.2):
+limit. This program often needs about as much RAM as the size program, but fewer cycles. The result of ``--optimise
+Performance`` without an arena limit is called the performance program. The table shows scratch in KiB, and cycles
+relative to the performance program (int8, U55-128, Vela 5.2):
 
 | model | performance | size | arena limit |
 |---|---|---|---|

@@ -16,7 +16,7 @@ from arm_backend_core.tosa.graph import Value
 
 @dataclass(frozen=True)
 class Accumulator:
-    """A convolution or linear layer with constant weights: weights, bias, and scale and bound of its accumulator.
+    """A convolution or linear layer with constant weights: its weights and bias, and its accumulator's scale and bound.
 
     Attributes:
         weights: [out_channels, ...], integers or floats.
@@ -69,8 +69,8 @@ class Accumulator:
 
         Raises:
             Unsupported: under the conditions of the function ``requantize``. Also if the residual bias must be added,
-                and a sum or this bias exceeds 2**28 steps, where a step is a quarter of the result's scale. No
-                coarser step may be used to add sum and bias.
+                and a sum or this bias exceeds 2**26 times the result's scale: both must fit 2**28 steps, and a step
+                must not exceed a quarter of this scale.
         """
         assert self.scales is not None
         assert self.peaks is not None

@@ -196,9 +196,9 @@ def _register_max_or_min(name: str, nan_ignoring: OpOverload, *overloads: OpOver
         return _lower_arithmetic(cx, getattr(cx.b, name), x, y, is_single_operator=True)
 
     def integer_rule(cx: Context, x: Operand, y: Operand) -> Value:
-        """Requantize both operands first. Rounding is monotonic: the result is the requantized maximum or minimum."""
+        """Requantize both operands first. This changes no result, because rounding is monotonic."""
         operands = to_common_rank(cx.to_fixed_point(x), cx.to_fixed_point(y))
-        # TOSA compares int32 only. The zero point stays: Vela fuses the operator and its RESCALEs to an int8 operation.
+        # TOSA compares int32 only. The RESCALEs keep the zero point: Vela fuses them and the operator to one operation.
         left, right = (cx.b.rescale(z.requantize(cx.q), DType.INT32, 1.0) for z in operands)
         return cx.b.rescale(getattr(cx.b, name)(left, right), cx.q.dtype, 1.0)
 
@@ -267,7 +267,7 @@ def _(cx: Context, x: Operand, weight: Operand) -> Value:
 
 
 def _channel_slopes(cx: Context, x: Operand, weight: Operand) -> np.ndarray[Any, Any] | None:
-    """The constant slopes of a PReLU, [C]. None if x has no channel dimension, or if slopes vary along another."""
+    """The constant slopes of a PReLU, [C]; None without channel dimension or if slopes vary along another dimension."""
     shape = _broadcast_prelu_weight(cx, x, weight).shape
     if x.rank < 2 or any(size != 1 for i, size in enumerate(reversed(shape)) if i != x.rank - 2):
         return None
@@ -278,7 +278,7 @@ def _prelu_by_channel(cx: Context, x: Operand, slopes: np.ndarray[Any, Any]) -> 
     """PReLU with one slope per channel, in int8 or int16: max(x, slope * x) if no slope exceeds 1.
 
     If all slopes are at least 1, PReLU is min(x, slope * x). Rounding is monotonic, so that the maximum of two rounded
-    numbers equals the rounded maximum. ``_prelu_by_sign`` computes other slopes. An int8 tensor [1, 32, 48, 48] takes
+    numbers equals the rounded maximum. ``_prelu_by_sign`` handles other slopes. An int8 tensor [1, 32, 48, 48] takes
     113,000 cycles on U55-128 and 57,000 on U85-256. In INT32, PReLU takes 1,088,000 and 376,000.
     """
     if slopes.max() > 1 > slopes.min():
@@ -315,7 +315,7 @@ def _requantize_image(cx: Context, x: Operand) -> Value:
 
 
 def _results_to_int32(cx: Context, *values: Value) -> list[FixedPoint]:
-    """Convert values in the result's parameters to INT32 at the same scale. Vela fuses the RESCALEs."""
+    """Convert values with the result's quantization parameters to INT32, at the same scale. Vela fuses the RESCALEs."""
     return [FixedPoint.from_value(cx.b, value, cx.q).to_int32() for value in values]
 
 

@@ -46,7 +46,7 @@ def _truncate_to_int32(cx: Context, x: FixedPoint) -> Value:
             "scale the tensor down in the model"
         )
     scaled = x.rescale(DType.INT32, x.scale * 2.0**fraction_bits)
-    # The shift rounds (Ethos-U55 has no other), so first move the value towards 0 by almost a half.
+    # The shift rounds (Ethos-U55 has no truncating shift), so first move the value towards 0 by almost one half.
     nearly_half = cx.b.const((1 << fraction_bits - 1) - 1, DType.INT32)
     inward = cx.b.sub(scaled.value, cx.b.mul(scaled.sign().value, nearly_half))
     return cx.b.arithmetic_right_shift(inward, cx.b.const(fraction_bits, DType.INT32), round=True)

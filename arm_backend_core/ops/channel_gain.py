@@ -15,8 +15,8 @@ from arm_backend_core.tosa.graph import Value, prod
 def scale_channels(cx: Context, x: Operand, gain: Array, offset: Array | float = 0.0) -> Value:
     """gain * x + offset on a quantized x [N, C, ...], in the result's quantization parameters, rounded once.
 
-    The weights of the convolution are +-127; the per-channel RESCALE applies the gain's magnitude. The gain thus has
-    the 31-bit precision of a RESCALE multiplier, not the 7 bits of an int8 weight.
+    The weights of the convolution are 127 or -127, by the gain's sign; the per-channel RESCALE applies its magnitude.
+    The gain thus has the 31-bit precision of a RESCALE multiplier, not the 7 bits of an int8 weight.
 
     Args:
         cx: context of the operator.

@@ -13,7 +13,7 @@ from arm_backend_core.qparams import QParams
 def to_common_scale(x: FixedPoint, y: FixedPoint, out: QParams | None = None) -> tuple[FixedPoint, FixedPoint]:
     """Convert the operands of an addition or a comparison to INT32 at one scale that is fine enough for the result.
 
-    Each operand can be shifted left by g guard bits, and the sum stays within 2**30. g is 19 for int8 and 14 for int16.
+    If each operand is shifted left by g guard bits, the sum stays within 2**30. g is 19 for int8 and 14 for int16.
     This shift refines the operand's scale to scale * 2**-g. The common scale is the coarser of the two refined scales.
     The operand whose refined scale is the common scale is shifted by g bits. The other operand is multiplied by a
     factor below 2**g. The rounding error is at most one step of the common scale. If both operands are int8 or both
@@ -55,10 +55,10 @@ def to_common_scale(x: FixedPoint, y: FixedPoint, out: QParams | None = None) ->
 def to_common_int16(x: FixedPoint, y: FixedPoint, out: QParams) -> tuple[FixedPoint, FixedPoint] | None:
     """Convert the operands of an addition, at least one of them int8, to int16 at one scale.
 
-    An NPU adds and rescales int16 in one operation. The common scale is the scale of the computed int16 operand, which
-    must not exceed the result's scale. If there is none, the common scale is the result's scale. The error is at most
-    one step of the result. Compared with INT32, each operand saves two operations of the NPU: adding an int8 and an
-    int16 element takes 2.6 instead of 8.0 cycles on U55-128, 0.8 instead of 2.6 on U85-256.
+    An NPU adds and rescales int16 in one operation. The common scale is the scale of the computed int16 operand, if it
+    does not exceed the result's scale. If no computed operand is int16, the common scale is the result's scale. The
+    error is at most one step of the result. Compared with INT32, each operand saves two operations of the NPU: adding
+    an int8 and an int16 element takes 2.6 instead of 8.0 cycles on U55-128, 0.8 instead of 2.6 on U85-256.
 
     Returns:
         The operands as INT32 at one scale. They are RESCALEs of int16 values, which Vela fuses into the addition. None
@@ -70,8 +70,8 @@ def to_common_int16(x: FixedPoint, y: FixedPoint, out: QParams) -> tuple[FixedPo
     computed_scales = (z.scale for z in pair if z.dtype is DType.INT16 and z.value.data is None)
     scale = max(computed_scales, default=float(out.scale))
     is_mixed = set(dtypes) == {DType.INT8, DType.INT16} and DType.INT8 in dtypes[:2]
-    # The RESCALEs of two int8 operands are fused if one of them is constant. A broadcast constant becomes INT32: one
-    # element costs nothing, more are copied to SRAM once.
+    # Two cases stay in INT32. The RESCALEs of two int8 operands are fused if one of them is constant. A broadcast
+    # constant becomes INT32: a single element costs nothing, and several elements are copied to SRAM only once.
     has_other_form = any(
         z.value.data is not None and (z.dtype is DType.INT8 or z.value.size < other.value.size)
         for z, other in (pair, pair[::-1])

@@ -56,9 +56,9 @@ def _register_comparison(kind: str, *overloads: OpOverload, swap: bool = False, 
 
     @plain.integer_rule
     def quantized(cx: Context, x: Operand, y: Operand | float) -> Value:
-        """Compare x with a number in half steps of x's scale.
+        """Compare quantized operands. A number is compared with x in half steps of x's scale.
 
-        If both operands are exact integers, compare them as INT32. Compare other operands at a common scale.
+        Compare two operands that are exact integers as INT32, all others at a common scale.
         """
         if not isinstance(y, Operand) and x.q is not None and x.q.dtype is not DType.INT32 and not math.isnan(y):
             return compare(
@@ -132,7 +132,7 @@ def _register_bitwise(kind: str, *overloads: OpOverload, logical: bool) -> None:
 
     @op(*overloads, interval=intervals.elementwise(interval))
     def rule(cx: Context, x: Operand | float, y: Operand | float) -> Value:
-        """LOGICAL_* on booleans, BITWISE_* on integers. Logical operators convert integers and floats to x != 0."""
+        """LOGICAL_* on booleans, BITWISE_* on integers. Logical operators convert numbers to the boolean x != 0."""
         x, y = (x, y) if isinstance(x, Operand) else (y, x)
         assert isinstance(x, Operand)
         if logical or cx.dtype is DType.BOOL:

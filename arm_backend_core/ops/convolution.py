@@ -85,9 +85,9 @@ def _convolve_3d(
 ) -> Value:
     """3D convolution of x [(N,) C, D, H, W] and weight [OC, C / groups, KD, KH, KW] as a 2D convolution.
 
-    The planes of x under the kernel are concatenated along the channels of an image; for a depthwise convolution, their
-    rows are interleaved. This is exact and runs on every target. CONV3D does not: Ethos-U55 and U65 support no kernel
-    depth above 1.
+    The planes of x under the kernel are concatenated along the channels of an image. In a depthwise convolution whose
+    dilation along H is 1, the rows of these planes are interleaved instead. This is exact and runs on every target.
+    CONV3D does not: Ethos-U55 and U65 support no CONV3D with a kernel depth above 1.
     """
     strides, pads, dilations = (list(values) * (3 if len(values) == 1 else 1) for values in window)
     kernel = _require_constant(weight)
@@ -129,7 +129,7 @@ def _depth_slices(
     b, depth = cx.b, cx.shape[-3]
     c, d, h, w = x.shape[-4:]
     n, image = x.value.size // (c * d * h * w), h * w * c
-    # D and H are merged, and not all of D, H and W: the hardware supports no axis of more than 65,536 elements.
+    # Only D and H are merged: an axis of D * H * W elements may exceed the hardware's limit of 65,536 elements.
     value = to_nhwc(b, b.reshape(x.value, (n, c, d * h, w)))
     pad_end = max(kernel_offsets[-1] + depth * stride - d - pad, 0)  # so that the last stride is complete
     value = b.pad(b.reshape(value, (n, d, image)), [(0, 0), (pad, pad_end), (0, 0)], zero_points(x, weight)[0])
@@ -251,7 +251,7 @@ def _dilate_kernel(kernels: np.ndarray[Any, Any], dilations: tuple[int, int], we
 
 
 for _record in (conv, conv_with_padding_mode, convolution, conv_transpose):
-    _record.integer_rule(_record.lower)  # one rule for floats and quantized operands: it checks which they are
+    _record.integer_rule(_record.lower)  # the same rule lowers floating-point and quantized operands
 
 
 def _convolve(cx: Context, x: Operand, weight: Operand, bias: Operand | None, parameters: _ConvParameters) -> Value:
@@ -270,7 +270,7 @@ def _find_sub_band_image(cx: Context, x: Value, weight: Operand, parameters: _Co
     """Find the image [N, C, H, W] that a 1x1 depthwise convolution reads as a view [N, C * bands, H / bands, W].
 
     Sub-spectral norm (BC-ResNet) is a batch norm on such a view, and becomes such a convolution. None if there is no
-    such image, or if a depthwise convolution of the image would exceed the size that the hardware supports.
+    such image in [N, H, W, C] with at most ``_MAX_BANDS`` bands, or it is too wide for the hardware's depthwise limit.
     """
     reshape = x.producer
     if reshape is None or reshape.kind != "RESHAPE" or weight.shape != (x.shape[1], 1, 1, 1) or x.rank != 4:
@@ -363,9 +363,9 @@ def _depthwise_conv(
 def build_accumulator(
     cx: Context, x: Operand, weight: Operand, bias: Operand | None, filters: np.ndarray[Any, Any], channels: slice
 ) -> Accumulator:
-    """Quantize the bias of some output channels of a convolution or linear layer, and find their accumulator's scales.
+    """Build the accumulator of some output channels of a convolution or linear layer: quantized bias and scales.
 
-    Unquantized layers keep their bias.
+    In an unquantized layer, the bias stays in floating point.
 
     Args:
         cx: the context.

@@ -32,7 +32,7 @@ class FixedPoint:
     """A symbolic integer tensor with its scale and the interval of its elements. Methods emit TOSA operators.
 
     The real numbers are (value - zero_point) * scale. Every element satisfies low <= value - zero_point <= high.
-    Arithmetic methods also take a Python integer: steps of ``scale``, or the factor of a product.
+    Arithmetic methods also take a Python integer. It counts steps of ``scale``, or is the factor of a product.
 
     Attributes:
         b: builder that receives the operators.
@@ -145,7 +145,7 @@ class FixedPoint:
     def to_int32_at(self, scale: float) -> FixedPoint:
         """Convert to INT32 with zero point 0 at ``scale``.
 
-        An int8 or int16 constant of several elements is converted by a RESCALE, which an NPU fuses into the reader (see
+        An int8 or int16 constant of several elements is converted by a RESCALE, which an NPU fuses into its user (see
         ``tosa/passes/constant_folding.py``). Other constants are converted at compile time.
         """
         if self.value.data is not None and (self.dtype is DType.INT32 or self.value.size == 1):
@@ -356,8 +356,8 @@ def requantize(b: Builder, x: Value, peaks: Array | float, scales: Array, out: Q
     """Convert (x - zero_point) * scales to quantization parameters ``out`` with one rounding and saturation.
 
     If one step of x exceeds the whole range of ``out``, any nonzero x saturates. The rescale factor is then capped at
-    twice that range, with the same result, because RESCALE cannot represent larger factors. If x can exceed the input
-    limit of RESCALE, it is first clipped to values that still saturate.
+    twice the number of steps in that range, with the same result, because RESCALE cannot represent larger factors. If x
+    can exceed the input limit of RESCALE, it is first clipped to values that still saturate.
 
     Args:
         b: builder that receives the operators.

@@ -64,9 +64,9 @@ class FloatExpr:
     def __pow__(self, x: FloatExpr | float) -> FloatExpr:
         """self**x as exp(x * ln(abs(self))), with the sign that C's pow returns.
 
-        TOSA defines POW only for finite positive bases. The absolute rounding error of exp's argument becomes the
-        relative error of the result. Unless the result overflows, the argument is below 89, so this error is at most
-        1e-5. For -0.0 and negative bases, the result is as in C's pow.
+        POW is not used, because TOSA defines it only for finite positive bases. The absolute rounding error of exp's
+        argument becomes the relative error of the result. Unless the result overflows, the argument is below 89, so
+        this error is at most 1e-5. For -0.0 and negative bases, the result is as in C's pow.
         """
         y = x if isinstance(x, FloatExpr) else self.full_like(x)
         base = abs(self)

@@ -36,9 +36,9 @@ def _floor_divide_with_remainder(
 ) -> tuple[Value, Value]:
     """Return floor(x / y) and the remainder, which has the sign of y.
 
-    The reciprocal has an error of a few ULP. So x / y is rounded to the nearest integer, which is the floor or the
-    floor plus 1. If the remainder and y differ in sign, this integer is the floor plus 1, and 1 is subtracted. INTDIV
-    rounds towards zero and needs the same correction.
+    The reciprocal has an error of a few ULP, so floor(x * (1 / y)) may be wrong. Instead, x * (1 / y) is rounded to the
+    nearest integer, which is floor(x / y) or floor(x / y) + 1. If the remainder and y differ in sign, this integer is
+    floor(x / y) + 1, and 1 is subtracted. INTDIV rounds towards zero and needs the same correction.
 
     Args:
         cx: the context.
@@ -178,12 +178,13 @@ def _integer_rule(record: Record, *, returns_remainder: bool = False) -> Rule:
     """Build the integer rule of ``record``: floor_divide, div_mode, remainder or fmod."""
 
     def rule(cx: Context, x: Operand | float, y: Operand | float, **mode: str | None) -> Value:
-        """Apply ``record`` to INT32 operands with quotient x / y. For scalar constant y, use ``divide_by_constant``.
+        """Apply ``record`` to INT32 operands whose quotient is x / y.
 
-        x is rescaled to the scale of y. Both operands are multiplied by the largest power of two, at most 2**22, at
-        which both stay within ``RESCALE_SAFE_LIMIT``. x / 0 saturates. x % 0, which is NaN in floating point, is
-        computed as the remainder of x by one quantization step of y. If |x| is always smaller than this step, the
-        remainder is computed at the scale of x (``_remainder_of_small_dividend``); x % 0 is then x.
+        If y is a nonzero scalar constant and x is computed, ``divide_by_constant`` is used. Otherwise, x is rescaled to
+        the scale of y. Both operands are multiplied by the largest power of two, at most 2**22, at which both stay
+        within ``RESCALE_SAFE_LIMIT``. x / 0 saturates. x % 0, which is NaN in floating point, is computed as the
+        remainder of x by one quantization step of y. If |x| is always smaller than this step, the remainder is computed
+        at the scale of x (``_remainder_of_small_dividend``); x % 0 is then x.
         """
         if mode.get("rounding_mode", "floor") is None:
             assert div.lower_integer is not None

@@ -246,7 +246,7 @@ def sign(x: FloatExpr) -> FloatExpr:
 def power(x: FloatExpr, exponent: float) -> FloatExpr:
     """x**exponent: integer exponents up to 64 in magnitude by repeated squaring, 0.5 and -0.5 by the square root.
 
-    Finite exponents that are no integers use exp(exponent * log(x)). Integers beyond 64 use
+    Other finite exponents that are no integers use exp(exponent * log(x)). Integers beyond 64 use
     exp(exponent * log(abs(x))); if they are odd, the result gets the sign of x. Infinite exponents use the formula of
     ``FloatExpr.__pow__``.
     """

@@ -28,7 +28,8 @@ def to_nchw(b: Builder, x: Value) -> Value:
 def is_stored_as_nhwc(x: Value) -> bool:
     """Whether ``x`` [N, C, H, W] is stored as [N, H, W, C], because a convolution, pooling or resize computes it.
 
-    Elementwise operators, concatenations, slices and padding may be between this operator and ``x``.
+    Elementwise operators, concatenations, slices, padding, and a RESHAPE followed by its inverse may be between this
+    operator and ``x``.
     """
     for _ in range(_MAX_STEPS):
         op = x.producer

@@ -30,7 +30,8 @@ _MAX_ONE_HOT_ROWS, _MAX_ONE_HOT_PRODUCTS = 1024, 1 << 21
 _MAX_ONE_HOT_BYTES = 1 << 16
 _MAX_ONE_HOT_COUNT = DType.INT16.range[1]  #: limit of columns of a one-hot matrix, whose indices are int16
 ONE_HOT_ZERO_POINT = -128  #: int8 that represents 0 in a one-hot matrix; the next integer represents 1
-#: Maximum number of rows of a gather with constant indices that differ between rows: each takes a slice and a gather.
+#: Maximum number of rows of a gather with constant indices that differ between rows. Each row takes a slice and a
+#: gather.
 _MAX_UNROLLED_ROWS = 64
 _MAX_CHEAP_SLICES = 8  #: up to this many slices are assumed to be cheaper than a GATHER
 _MAX_SLICES = 1024  #: for more slices, Vela takes minutes, and the CPU is faster (example: 12,544 slices in RAFT)
@@ -124,10 +125,10 @@ def one_hot_rows(b: Builder, indices: Value, count: int) -> Value:
     """One-hot rows of int32 indices [..., 1]: int8 [..., count] with zero point ``ONE_HOT_ZERO_POINT``.
 
     A 1x1 convolution computes index - k for each k: all weights are 1, and the bias of output channel k is -k. The
-    difference saturates to int8, and a TABLE maps 0 to 1 and all other numbers to 0. Vela fuses the TABLE. Arithmetic
-    that broadcasts the indices and the numbers k would take 18 times the cycles: 320 indices and 96 numbers take 31,699
-    cycles on U55-128 instead of 560,640. An index that is out of range, below 2**29 in magnitude, has a row of
-    zeros.
+    difference saturates to int8, and a TABLE maps 0 to 1 and all other numbers to 0. Vela fuses the TABLE into the
+    convolution. Arithmetic that broadcasts the indices and the numbers k would take 18 times the cycles: 320 indices
+    and 96 numbers take 31,699 cycles on U55-128 instead of 560,640. An index that is out of range gives a row of zeros
+    if its magnitude is below 2**29.
     """
     column = b.rescale(b.reshape(indices, (1, 1, indices.size, 1)), DType.INT16, 1.0)
     ones = b.const(np.ones((count, 1, 1, 1)), DType.INT8)
@@ -139,7 +140,7 @@ def one_hot_rows(b: Builder, indices: Value, count: int) -> Value:
 
 
 def _gather_by_conv(b: Builder, rows: Value, indices: Value) -> Value:
-    """rows[indices] for constant ``rows``, as a 1x1 convolution of the one-hot indices, whose weights are ``rows``.
+    """rows[indices] for constant ``rows``: a 1x1 convolution of the one-hot indices with ``rows`` as the weights.
 
     int16 elements are split into two bytes. The low byte minus 128 fits an int8 weight, and the bias adds 128.
     """

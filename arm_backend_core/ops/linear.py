@@ -25,8 +25,8 @@ aten = torch.ops.aten
 def linear(cx: Context, x: Operand, weight: Operand, bias: Operand | None = None) -> Value:
     """Linear layer of x [..., IC] and weight [OC, IC], as a 1x1 convolution in which each row of x is a pixel.
 
-    On NPUs that decode weights slowly, some linear layers become a MATMUL instead. These layers are in the time steps
-    of recurrent layers, and have one row of int8 inputs, an int16 result and at least 2**14 weights.
+    On NPUs that decode weights slowly, a linear layer in a time step of a recurrent layer becomes a MATMUL instead, if
+    it has one row of int8 inputs, an int16 result and at least 2**14 weights.
     """
     if x.q is not None and weight.q is None:
         raise Unsupported("its input is quantized but its weight is not")
@@ -112,8 +112,8 @@ def _int16_matmul_by_bytes(cx: Context, a: FixedPoint, b: FixedPoint) -> Value:
 
     x = 256 * xh + xl, with xh = floor(x / 256) and 0 <= xl <= 255. The low byte xl is int8 with zero point -128. So
     a @ b = 2**16 (ah @ bh) + 256 (ah @ bl + al @ bh) + al @ bl. The partial sums are rescaled to one scale before they
-    are added. This scale is 2**-14 of the result's scale, or larger: the largest possible sum of K products, divided by
-    the scale, must be at most 2**29.
+    are added. This scale is 2**-14 of the result's scale. It is larger if the largest possible sum of K products,
+    divided by the scale, would exceed 2**29, the input limit of RESCALE.
     """
     radix = 256
 

@@ -35,7 +35,7 @@ def apply_by_table(b: Builder, x: Operand, function: Callable[[Array], Array], q
 
     If interpolation has a large error in a part of the range, for example at a pole, a finer TABLE for that part adds a
     correction. For sinusoids with many periods in the range, the error is large everywhere. They are computed by angle
-    addition (``_emit_sinusoid_by_angle_addition``), and functions of them by ``separable_functions``.
+    addition (``_emit_sinusoid_by_angle_addition``), and functions of such sinusoids by ``separable_functions``.
 
     Rounding may move an operand out of the function's domain. The result is then the value at the nearest domain end.
 
@@ -99,9 +99,10 @@ def _build_table(
         qparams: arguments of ``QParams`` for the result.
 
     Returns:
-        The phase step (``find_sinusoid_phase_step``; 0 if the function is no fast sinusoid), the entries, their scale,
-        the corrections (``_correction_tables``), and the error of the result at each operand value. A single 0 replaces
-        the errors if they are acceptable (``_is_acceptable_error``).
+        The phase step (``find_sinusoid_phase_step``; 0 if the function is no fast sinusoid, and for an int8 operand),
+        the entries, their scale, the corrections (``_correction_tables``), and the error of the result at each operand
+        value. A single 0 replaces the errors if they are acceptable (``_is_acceptable_error``), and for an int8 operand
+        or a fast sinusoid.
     """
     samples, q = np.frombuffer(sample_bytes), QParams(*qparams)
     defined_indices = np.flatnonzero(~np.isnan(samples))
@@ -259,6 +260,8 @@ def _find_best_correction(
     table_error: Array, result_error: Array, refinement: int
 ) -> tuple[float, int, int, Array, Array]:
     """Find the part of 65536 / ``refinement`` operand values with the largest sum of squared errors, and correct it.
+
+    ``result_error`` selects the part, and the correction values are the ``table_error`` of the part.
 
     Returns:
         The reduction of the sum of squared errors, the start of the part, ``refinement``, the 513 correction values,

@@ -175,7 +175,7 @@ def select(cx: Context, x: Operand, dim: int, index: int) -> Value:
     **_SHARED,
 )
 def split(cx: Context, x: Operand, *args: Any, **kwargs: Any) -> list[Value]:
-    """Split along one dimension by SLICEs, with the shapes in the node metadata. unbind also removes the dimension."""
+    """Split along one dimension by SLICEs, whose sizes the node metadata gives. unbind also removes the dimension."""
     shapes = [tuple(value.shape) for value in cx.node.meta["val"]]
     removes_dim = len(shapes[0]) < x.rank
     dim = kwargs.get("dim", (args[0] if args else 0) if removes_dim else (args[1] if len(args) > 1 else 0))

@@ -32,7 +32,7 @@ class _PoolingWindow:
         kernel: size of the window.
         stride: distance between windows.
         pad: (top, bottom, left, right). The padded image ends where PyTorch's last window ends. A negative bottom or
-            right means that no window reads that many rows or columns at the end.
+            right means that no window reads that number of last rows or columns.
     """
 
     kernel: tuple[int, int]
@@ -189,7 +189,7 @@ def adaptive_cell_ranges(size: int, out: int) -> list[tuple[int, int]]:
     compute_fp32=True,
 )
 def adaptive_avg_pool(cx: Context, x: Operand, output_size: Sequence[int]) -> Value:
-    """Adaptive average pooling: each output cell is the mean of its part of the input."""
+    """Adaptive average pooling: each output cell is the mean of its input range (``adaptive_cell_ranges``)."""
     if all(size == 1 for size in cx.shape[-len(output_size) :]):
         axes = tuple(range(x.rank - len(output_size), x.rank))
         return cx.b.reshape(reduce_mean(cx, x, axes), cx.shape)

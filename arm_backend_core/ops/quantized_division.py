@@ -28,8 +28,8 @@ from arm_backend_core.tosa.graph import Value
 I16, I32 = DType.INT16, DType.INT32
 #: Largest error of an INT8 quotient, in steps, from the rounding of reciprocals with a common scale.
 _MAX_ROUNDING_ERROR = 1 / 4
-#: Minimum number of intervals between TABLE entries from 0 to the smallest divisor. The relative error of interpolation
-#: is then at most 2**-10.
+#: Minimum number of TABLE intervals (each between two neighbouring entries) from 0 to the smallest divisor. With this
+#: many intervals, the relative error of interpolation is at most 2**-10.
 _MIN_CELLS = 16
 
 
@@ -41,7 +41,8 @@ class _Division:
         cx: the context.
         x: the dividend.
         y: the divisor.
-        divisor_function: the divisor as a function of an int8 tensor; None if it is no such function.
+        divisor_function: the divisor as a function of an int8 tensor; None if it is no such function, and for
+            ``_divide_precisely``.
     """
 
     cx: Context
@@ -93,7 +94,7 @@ def _tighten_range(x: FixedPoint) -> FixedPoint:
 def _to_int32(y: FixedPoint) -> FixedPoint:
     """Convert the integers of a divisor to INT32.
 
-    A MUL converts int16, because a RESCALE with several readers would be duplicated for each reader.
+    A MUL converts int16: if several operators read the result, a RESCALE would be duplicated for each of them.
     """
     return (y.to_int32_with_fraction_bits(0) if y.dtype is I16 else y.to_int32()).with_scale(1.0)
 
@@ -182,8 +183,8 @@ def _compute_mantissas(y: FixedPoint, bias: int) -> tuple[FixedPoint, FixedPoint
     """As ``_tabulate_mantissas``, for an INT32 divisor whose magnitude is at most 2**15, by normalization.
 
     With z leading zeros of abs(y), y << (z - 2) is m * 2**29 with 1 <= abs(m) < 2. The exponent is 31 - z. A SUB in
-    front of the RESCALE to int16 rounds the index down: on U85, a SUB with a fused RESCALE takes half the cycles of a
-    RESCALE alone.
+    front of the RESCALE to int16 makes the RESCALE round the index down. The SUB also saves cycles: on U85, a SUB with
+    a fused RESCALE takes half the cycles of a RESCALE alone.
     """
     zeros = (y if y.low >= 0 else abs(y)).leading_zeros()
     normalized = y.shift_left(zeros - 2, 1 << 30)

@@ -46,7 +46,8 @@ class Cell:
         order: permutation of the gates from PyTorch's order to the order in which ``step`` takes them.
         groups: sizes of groups of consecutive gates with the same activation function. One TABLE computes each group.
             Example: (3, 1) for the sigmoid of the gates i, f, o and the tanh of g.
-        merges_biases: whether input bias and recurrent bias can be merged, because both projections are only added.
+        merges_biases: whether input bias and recurrent bias can be merged. They can if ``step`` only adds the two
+            projections.
     """
 
     step: Callable[..., tuple[Tensor, ...]]
@@ -132,7 +133,10 @@ def _concat(*tensors: Tensor) -> Tensor:
 def _split_parameters(
     emit: NodeEmitter, cell: Cell, parameters: Sequence[Node], has_biases: bool
 ) -> tuple[list[Node], list[Node]]:
-    """Split parameters into input weight and bias, and recurrent weight, bias and (LSTM) weight of the projection."""
+    """Split parameters into [input weight, bias] and [recurrent weight, bias, projection weight (LSTM only)].
+
+    A merged bias (``Cell.merges_biases``) is in the first list.
+    """
     count = 4 if has_biases else 2
     ordered: list[Node] = list(parameters)
     if list(cell.order) != sorted(cell.order):

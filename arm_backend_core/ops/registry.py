@@ -2,7 +2,7 @@
 
 Lowering, fusion, quantization, ATen rewrites, the comparison of layers and tests read these records. The lowering to
 Cortex-M kernels has separate rules (``cortex_m.rules.context``). Some ATen rewrites and quantization algorithms have
-lists of operators, which ``docs/contributors/add_operator.md`` names.
+their own lists of operators; ``docs/contributors/add_operator.md`` names these lists.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class Record:
         evaluate: function that computes the entries of a TABLE from a tensor of operand values; the ATen operator
             itself if None.
         clamp_bounds: for ReLU-like functions, the function that computes (low, high) from the operator's arguments. If
-            the producer's record has ``absorbs_activation``, the operator is fused into the producer's RESCALE.
+            the operator that computes its operand has ``absorbs_activation``, it is fused into the RESCALE of that
+            operator.
         scale_factor: for a multiplication, the function that returns its positive constant factor, or None if it has
             none. A multiplication by such a constant is fused like a clamp.
         absorbs_activation: whether its integer rule ends in a RESCALE, into which users with ``clamp_bounds`` or

@@ -116,7 +116,7 @@ def _nearest_sampling(size: int, out: int, factor: float | None, shift: float) -
     """Sampling for mode NEAREST. It starts half an element before PyTorch's position (o + shift) * step.
 
     TOSA rounds half up, and PyTorch rounds down. For an integer factor and a ``shift`` of 0, all starts in a range give
-    the same indices. The function returns the middle of this range, because Ethos-U supports it in hardware.
+    the same indices. The function takes the middle of this range as the start, because Ethos-U supports this start.
     """
     step = _sampling_step(size, out, factor)
     centred = shift or step.numerator == 1
@@ -253,7 +253,7 @@ def _bilinear_by_matmul(cx: Context, image: Value, samplings: Sequence[_AxisSamp
 
 
 def _bilinear_by_conv(cx: Context, image: Value, samplings: Sequence[_AxisSampling]) -> Value:
-    """Interpolate along each axis by a 1x1 convolution with integer weights, whose input channels are this axis.
+    """Interpolate along each axis by a 1x1 convolution with integer weights; the axis becomes the input channels.
 
     Between the two convolutions, values are int16. The values of an int8 image have 7 fractional bits there.
     """

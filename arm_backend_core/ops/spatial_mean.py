@@ -2,7 +2,7 @@
 
 The accumulator is rescaled directly to the quantization parameters of the result. AVG_POOL2D, in contrast, keeps the
 parameters of the input. Each convolution sums rows. The elements of a row are viewed as more positions with fewer
-channels each: an Ethos-U stores ten bytes of scale for each channel, and processes several positions at once.
+channels each, because an Ethos-U stores ten bytes of scale for each channel and processes several positions at once.
 
 Estimates of Vela 5.1 for 7x7x1280 between two 1x1 convolutions. The three numbers are cycles on U55-128, cycles on
 U85-256 and bytes of the program for U55-128:
@@ -48,13 +48,13 @@ def spatial_mean(
     78 dB by REDUCE_SUM.
 
     Args:
-        is_only_user: whether no other operator reads ``x``. On an Ethos-U, a RESHAPE of a tensor with other readers may
-            be a copy. A RESHAPE of a SLICE is a copy too, while a convolution reads a SLICE in place.
+        is_only_user: whether no other operator reads ``x``. On an Ethos-U, a RESHAPE of a tensor that other operators
+            read may be a copy. A RESHAPE of a SLICE is a copy too, while a convolution reads a SLICE in place.
 
     Returns:
         The mean. None if the convolutions do not apply: the axes are not adjacent, are more than two, are all axes, or
-        are only the last axis of a tensor that is no image; ``x`` has more than four dimensions; or the rounding error
-        exceeds ``_MAX_ERROR``.
+        are only the last axis (except under the condition of ``_is_mean_over_image_side``); ``x`` has more than four
+        dimensions; or the rounding error exceeds ``_MAX_ERROR``.
     """
     axes = sorted(axes)
     if len(axes) == x.rank or len(axes) > 2 or axes != list(range(axes[0], axes[-1] + 1)) or x.rank > 4:
@@ -120,9 +120,9 @@ def _mean_by_convolutions(b: Builder, image: Value, q: QParams, out: QParams, is
     None if the rounding error of the partial sums exceeds ``_MAX_ERROR``.
 
     If an axis is longer than the longest kernel, kernels sum its parts, and further kernels sum these sums. The parts
-    are contiguous in memory, so slicing them costs nothing. A RESHAPE of a tensor with other readers costs cycles: a
-    squeeze-and-excitation block of 112x112x32 takes 877,246 cycles without the RESHAPE, and 1,279,638 with it (Vela
-    5.1, U55-128).
+    are contiguous in memory, so slicing them costs nothing. A RESHAPE of a tensor that other operators read costs
+    cycles: a squeeze-and-excitation block of 112x112x32 takes 877,246 cycles without the RESHAPE, and 1,279,638 with it
+    (Vela 5.1, U55-128).
     """
     batch, height, width, channels = image.shape
     max_kernel = b.target.hardware.max_kernel

@@ -37,7 +37,7 @@ from arm_backend_core.tosa.graph import Value
 aten = torch.ops.aten
 Algorithm = Callable[[Builder, Value, DType, int, int, bool], list[Value]]
 #: On targets other than Ethos-U, k above this limit use selection by rank, because each step of the iterative selection
-#: takes eight operators on the whole tensor. Smaller k use selection by rank if there are at most 8 * k elements.
+#: takes eight operators on the whole tensor. Other k use selection by rank only if there are at most 8 * k elements.
 _MAX_ITERATIVE_K = 5
 #: Limits of topk with k above _MAX_ITERATIVE_K, on all targets. There must be at most _MAX_RANKED_ELEMENTS elements
 #: along the dimension, or at most _MAX_PAIRS pairs of elements (rows * n * n). Example of the latter: 512 elements in
@@ -147,7 +147,7 @@ def select_by_rank(b: Builder, x: Value, index_dtype: DType, k: int, axis: int, 
     rows, n = x.size // x.shape[axis], x.shape[axis]
     axis_last = b.transpose(x, order)
     this, other = (b.reshape(axis_last, shape) for shape in ((rows, n, 1), (rows, 1, n)))
-    over, under = (other, this) if largest else (this, other)  # over > under: the other element comes first
+    over, under = (other, this) if largest else (this, other)  # over > under: ``other`` precedes ``this``
     is_before, is_before_or_equal = (b.compare(kind, over, under) for kind in ("GREATER", "GREATER_EQUAL"))
     if x.dtype.is_float:
         is_nan, other_is_number = (

@@ -4,8 +4,8 @@ On quantized values, most of these functions need no rule. PyTorch evaluates the
 every value that the quantized operand can have. The results become a TABLE (``fusion.univariate.Univariate``).
 Exceptions are signs and rounding functions: they have an integer rule for int16, which is exact at their jumps.
 ``hardshrink`` and ``threshold`` have jumps too, but no such rule: correction tables (``ops/lookup``) refine their int16
-TABLE there, and only the few results nearest to a jump may be wrong. Formulas that are shared or longer than a line are
-in ``ops/formulas``.
+TABLE near the jumps, and only the few results nearest to a jump may be wrong. Formulas that are shared or longer than
+a line are in ``ops/formulas``.
 
 Source: Abramowitz & Stegun, Handbook of Mathematical Functions (A&S).
 """

@@ -2,7 +2,7 @@
 
 Quantization parameters bound a tensor by the limits of its type. The operators that compute it often bound it more
 tightly: the entries of a TABLE, the bounds of a CLAMP, a sum of values that are not negative. A division, for example,
-needs to know that its divisor is positive. ``find_int8_function`` evaluates a value for all 256 elements of int8, if
+needs to know that its divisor is positive. ``find_int8_function`` evaluates a value for all 256 int8 numbers, if
 the value is an elementwise function of one int8 tensor.
 """
 
@@ -135,7 +135,7 @@ def find_int8_function(value: Value) -> Int8Function | None:
     """Represent ``value`` as an elementwise function of an int8 tensor; None if it is not one.
 
     All other operands of the operators between the int8 tensor and ``value`` must be constants of one element. If
-    several int8 tensors qualify, the function returns the tensor farthest upstream of ``value``.
+    several int8 tensors qualify, the base is the tensor farthest upstream of ``value``.
     """
     bases: dict[Value, Value | None] = {}
     base = _find_base(value, bases)

@@ -60,12 +60,12 @@ class Annotator:
         self._result_specs: dict[Node, QuantizationSpec] = {}
 
     def _use_most_precise_config(self, functions: Sequence[Node]) -> None:
-        """Give all functions of one TABLE the configuration with the most activation levels among theirs."""
+        """Give all functions of one TABLE the one of their configurations that has the most activation levels."""
         most_precise = max((self.configs[node] for node in functions), key=lambda c: c.activation.quant_max or 0)
         self.configs |= dict.fromkeys(functions, most_precise)
 
     def _choose_result_spec(self, node: Node) -> None:
-        """Annotate a result with the activation spec that has the most levels in the configurations of its readers.
+        """Choose for a result the activation spec with the most levels among the configurations of its readers.
 
         A reader whose configuration has many levels thus gets a result that was rounded to at least as many levels.
         Functions of a chain (``FusionPlan.chain_base``), and results without quantized readers, keep the spec of their
@@ -221,7 +221,7 @@ class Annotator:
         return config.activation
 
     def _can_read_exact_integers(self, node: Node, source: Node, interval: tuple[float, float]) -> bool:
-        """Whether ``node`` can read the exact integers of a cast with their own scale.
+        """Whether ``node`` can read the exact integers of the cast ``source`` at the scale of the cast.
 
         A calibrated scale would only round the integers. False for data movement: all its operands share one scale, and
         the other operands need a calibrated scale.

@@ -24,8 +24,8 @@ class GraphInterpreter:
     """Runs a graph node by node, with less overhead than ``torch.fx.Interpreter``. Subclasses override the hooks.
 
     The interpreter computes only branches that are taken. With empty ``conditions``, it computes all branches. A node
-    that selects between the results of two branches then returns the result of a branch that was not taken yet, if
-    there is one.
+    that selects between the results of two branches then returns the result that its condition does not select, unless
+    that branch was taken before.
 
     Args:
         conditions: from ``find_branch_conditions``, or empty.
@@ -60,7 +60,7 @@ class GraphInterpreter:
 
     def call_function(self, node: Node, args: Any, kwargs: Any) -> Any:
         """Compute the result of an operator."""
-        # Some kernels (attention) return other strides than the trace, for which ``view`` may be invalid.
+        # Some kernels (attention) return tensors with other strides than in the trace, on which ``view`` may fail.
         target: Any = torch.reshape if node.target is torch.ops.aten.view.default else node.target
         return target(*args, **kwargs)
 

@@ -60,9 +60,10 @@ def merge_observers(observers_by_graph: Sequence[Observers], key_of: Callable[[N
 
 
 def set_observer_properties(*observed_graphs: tuple[GraphModule, Mapping[Node | tuple[Node, Node], Any]]) -> None:
-    """Set the attributes of each observer: whether its tensor is constant or cast from integers, and a description.
+    """Set the attributes ``is_constant``, ``is_integer`` and ``description`` of each ``RangeObserver``.
 
-    The observer of a weight also gets the biases of the layers that read the weight (``register_bias``).
+    The first two are True if they hold for all tensors of the observer. The observer of a weight also gets the biases
+    of the layers that read the weight (``register_bias``).
 
     Args:
         observed_graphs: (module of a graph, its observers) pairs. Graphs may share observers.
@@ -90,7 +91,11 @@ def set_observer_properties(*observed_graphs: tuple[GraphModule, Mapping[Node | 
 
 
 def register_bias(model: GraphModule, node: Node, observers: Mapping[Node | tuple[Node, Node], Any]) -> None:
-    """Register an operator's current bias with its weight's observer: the bias sets a minimum for the scale."""
+    """Register the current bias of a layer with the observer of its weight.
+
+    The bias sets a minimum for the weight's scale (``WeightObserver``). Only a constant bias is registered, and only if
+    the layer's input is int8.
+    """
     record = find_record(node)
     if record is None or record.kind is not AnnotationKind.CONV or len(node.args) <= record.bias:
         return
@@ -107,8 +112,8 @@ def find_observed_weight(
 ) -> tuple[Node, WeightObserver] | None:
     """Return the weight of a layer and the observer of the weight.
 
-    None if ``node`` is no layer, or the weight is no constant, has output channels that are not its first dimension, or
-    has no ``WeightObserver``.
+    None if ``node`` is not a layer, if its weight is not constant or has no ``WeightObserver``, or if the output
+    channels are not the first dimension of the weight.
     """
     record = find_record(node)
     if record is None or record.kind is not AnnotationKind.CONV or record.weight_axis(node):

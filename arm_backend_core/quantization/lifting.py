@@ -29,8 +29,8 @@ def unlift(
 
     Args:
         program: its graph is edited.
-        states: {identity of a buffer: copy of the buffer}. The function adds missing buffers. The module's
-            attributes of buffers are these copies.
+        states: {identity of a buffer: copy of the buffer}. The function adds missing buffers. The copy becomes the
+            module's attribute. A buffer without elements is not copied.
 
     Returns:
         {attribute name: input spec}, and {node of an attribute: identity of its tensor}.

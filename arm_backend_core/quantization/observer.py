@@ -1,7 +1,7 @@
 """Observers: collect statistics of a tensor during calibration and derive its scale and zero point.
 
-Parameters are computed lazily, once after each change of the statistics. The scale is positive and finite for every
-finite tensor, also if all values are 0 or equal, or as small as 1e-30 or as large as 1e30.
+Scale and zero point are computed lazily, once after each change of the statistics. The scale is positive and finite for
+every finite tensor, even if its values are all 0, all equal, as small as 1e-30 or as large as 1e30.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _MAX_KEPT_VALUES = 1 << 16
 #: With at least this number of observed values, ``ActivationObserver`` takes the range with the least squared error.
 #: With fewer, it takes the widened minimum and maximum.
 MIN_HISTOGRAM_VALUES = 8192
-#: Number of bins of a histogram, and number of parts into which the candidate ends of a range divide the histogram.
+#: ``_BINS``: number of bins of a histogram. ``_CANDIDATES``: the candidate bounds of a range lie at the ends of this
+#: many equal parts of the histogram.
 _BINS, _CANDIDATES = 2048, 256
 #: A weight with fewer levels than this on either side of 0 (int4: 7) is clipped where that reduces the squared error.
 MIN_UNCLIPPED_LEVELS = 16
@@ -117,7 +118,7 @@ class RangeObserver(ObserverBase):
         return statistics.parameters
 
     def _min_max(self, x: Tensor) -> tuple[Bounds, Bounds]:
-        first = x.reshape(-1)[:8]  # most tensors have a fraction in the first values, so the others are not tested
+        first = x.reshape(-1)[:8]  # most tensors have a fraction here; then the other values are not tested
         all_integer = bool((first == first.round()).all()) and bool((x == x.round()).all())
         self._statistics.is_integer = all_integer and self._statistics.is_integer is not False
         low, high = torch.aminmax(x)
@@ -132,8 +133,8 @@ class RangeObserver(ObserverBase):
 
         A symmetric range of int16 is 65,535 steps wide, as in torchao. Its largest magnitude is 32767.5 steps from 0:
         clipping to 32767 costs half a step there, no more than rounding does elsewhere. In ExecuTorch's A16W8
-        quantizer, the largest magnitude is 32767 steps from 0, so that the scale is 15 ppm coarser. For uniform and
-        normal values, the SQNR of both differs by 0.004 dB.
+        quantizer, the largest magnitude is 32767 steps from 0, so that the scale is 15 ppm coarser than here. For
+        uniform and normal values, the SQNR of the two differs by 0.004 dB.
         """
         low, high = np.minimum(low, 0.0).reshape(-1), np.maximum(high, 0.0).reshape(-1)
         if self.qscheme in _SYMMETRIC:
@@ -167,7 +168,7 @@ class FixedRangeObserver(RangeObserver):
         self._fixed = fixed
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
-        """Return the fixed parameters if they cover all observed values within a step, else calibrated parameters."""
+        """Return the fixed parameters if no observed value exceeds their range by over a step, else calibrated ones."""
         scale, zero_point = self._fixed.calculate_qparams()
         low, high = (float(scale) * (end - int(zero_point)) for end in (self.quant_min - 1, self.quant_max + 1))
         if not self.count or (low <= self.extremes[0] and self.extremes[1] <= high):
@@ -178,8 +179,8 @@ class FixedRangeObserver(RangeObserver):
 class HeadroomObserver(RangeObserver):
     """Range of twice the minimum and maximum, for int16: one bit of headroom for values beyond the calibration range.
 
-    The rounding error of the 15 bits that remain is far below the noise of int8 weights. The error of a single clipped
-    value is not.
+    The rounding error of the 15 bits that remain is far below the noise of int8 weights. In contrast, the error of a
+    single clipped value can exceed this noise.
     """
 
     def _range(self, statistics: _Statistics) -> tuple[Bounds, Bounds]:
@@ -262,7 +263,7 @@ def find_min_mse_range(values: Tensor, low: Bounds, high: Bounds, steps: int) ->
 
 
 def _moments_below(values: Tensor, edges: Array) -> Array:
-    """Compute the count, the sum and the sum of squares of the values below each edge, [3, edges + 1].
+    """Compute the count, the sum and the sum of squares of the values below each edge, [3, number of edges + 1].
 
     The last column is for all values.
     """
@@ -281,7 +282,7 @@ def _moments(x: Tensor) -> Array:
 
 
 def _rounding_error(moments: Array, edges: Array, step: Array) -> Array:
-    """Compute the squared rounding error for each step size; [2, steps].
+    """Compute the squared rounding error for each step size; [2, number of step sizes].
 
     Row 0: average error of one value, step**2 / 12. Row 1: correction for all values within half a step of 0, whose
     error is the value squared.
@@ -302,10 +303,10 @@ class WeightObserver(RangeObserver):
 
     With fewer than ``MIN_UNCLIPPED_LEVELS`` levels on a side (int4), the range has the least squared error instead.
 
-    The bias is int32 with the scale of the accumulator, activation scale times weight scale. The bias would overflow if
-    the activation is 0 in all samples, or all weights of a channel are 0. In these cases, the observer enlarges the
-    weight's scale until the bias is at most 2**30 accumulator steps. The loss of precision is small: a product of two
-    int8 values is at most 2**15 accumulator steps, which is little beside a bias of 2**30 steps.
+    The bias is int32 with the scale of the accumulator, activation scale times weight scale. If this scale is tiny, the
+    bias overflows: if the activation is 0 in all samples, or all weights of a channel are 0. The observer then enlarges
+    the weight's scale until the bias is at most 2**30 accumulator steps. The loss of precision is small: a product of
+    two int8 values is at most 2**15 accumulator steps, which is little beside a bias of 2**30 steps.
     """
 
     scale_of_zeros = SMALLEST_SCALE

@@ -52,7 +52,8 @@ class ObserverInterpreter(GraphInterpreter):
 
         The method first clamps the value if the node has a ``CALIBRATION_MINIMUM``. If the node is in ``fill_values``,
         the method fills non-finite elements, and calls no callback. If an observer rejects non-finite elements, the
-        method records the problem, and replaces infinities by the finite maximum and minimum, and NaN by 0.
+        method records the problem, replaces infinities by the finite maximum and minimum, and NaN by 0, and calls the
+        callbacks again.
         """
         callbacks = self._callbacks_by_node.get(node, ())
         if CALIBRATION_MINIMUM in node.meta:

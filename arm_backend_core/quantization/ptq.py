@@ -245,7 +245,7 @@ class ObservedProgram(torch.nn.Module):
             self._observe(self.last_sample.inputs)
 
     def _observe(self, inputs: Iterable[Any]) -> list[Any]:
-        """Run a sample and return its results. Observers see every tensor of the sample, and each constant once."""
+        """Run a sample and return its results. Observers see every tensor, but each constant in one sample only."""
         callbacks_by_node: dict[Node, dict[Callable[[Tensor], Any], None]] = {}
         for edge_or_node, observer in self.observers.items():
             if isinstance(observer, RangeObserver) and not (observer.is_constant and observer.count):

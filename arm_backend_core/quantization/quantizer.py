@@ -84,7 +84,7 @@ class ArmQuantizer(Quantizer):
         self._global: Config = None
         self._io: Config = None
         self._names: dict[str, Config] = {}
-        self._options: dict[str, str] = {}  # module name -> argument that errors name
+        self._options: dict[str, str] = {}  # module name -> argument that an error message names
         self._types: dict[type[torch.nn.Module], Config] = {}
 
     def set_global(self, quantization_config: Config) -> Self:
@@ -275,7 +275,7 @@ def _check_dtype(node: Node) -> None:
 
 
 def _advise_float32(graph: Graph, dtype: torch.dtype) -> str:
-    """Advise the user to convert the model or some inputs, which introduce this dtype into the graph."""
+    """Advise the user to convert the model or inputs of this dtype; if there are none, to remove the conversion."""
 
     def has_dtype(node: Node) -> bool:
         return getattr(node.meta.get("val"), "dtype", None) is dtype

@@ -62,7 +62,7 @@ class _StateUse:
 
 
 def unify_state_observers(models: Iterable[ObservedProgram]) -> None:
-    """If several methods write a buffer, give it observers of one class and dtype in all of these methods.
+    """If several methods use a buffer, give it observers of one class and dtype in all of these methods.
 
     The dtype is the widest among the observers of the methods with the highest priority (``_StateUse.priority``). These
     are the methods that have parameters and change the buffer. If there are none, they are the methods that change the
@@ -119,7 +119,7 @@ def _uses_of_state(model: ObservedProgram) -> list[_StateUse]:
 
 
 def _unify(uses: Sequence[_StateUse]) -> None:
-    """Share one observer between all uses of a buffer, if any method quantizes the buffer."""
+    """Give all uses of a buffer observers of one class and dtype, if any method quantizes the buffer."""
     observed = [use for use in uses if use.observer is not None]
     if not observed:
         return

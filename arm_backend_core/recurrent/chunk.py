@@ -1,4 +1,4 @@
-"""Chunk of a recurrent layer: the program of several consecutive steps, the body of the rolled loop."""
+"""Chunk of a recurrent layer: the program of several consecutive steps, which is the body of the rolled loop."""
 
 from __future__ import annotations
 

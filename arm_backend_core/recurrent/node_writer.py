@@ -37,8 +37,8 @@ class NodeWriter:
     def _compute_value(self, target: Any, args: tuple[Any, ...]) -> Any:
         """Compute the fake result of a call.
 
-        Results are cached: each fake-tensor call takes 0.5 ms, and without the cache, these calls take a fifth of the
-        time in which long recurrent layers are exported. ``select`` nodes of one tensor share a result for all indices.
+        Results are cached: each fake-tensor call takes 0.5 ms. Without the cache, these calls would take a fifth of the
+        export time of long recurrent layers. ``select`` nodes of one tensor share a result for all indices.
         Equal quantize or dequantize nodes of these ``select`` nodes also share a result.
         """
         values: tuple[Any, ...] = map_arg(args, lambda x: x.meta["val"])

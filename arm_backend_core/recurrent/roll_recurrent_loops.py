@@ -240,7 +240,7 @@ def _insert_loop(
         initial_states: {loop-carried value: its initial value}.
         stacked: the values that the loop returns for every step.
         final_carries: loop-carried values whose value after the last step is a result of the scan. Empty if the last
-            chunk is padded, because the padding changes the carries.
+            chunk is padded, because the padded steps change these values.
         steps_per_call: number of steps that one call computes.
     """
     graph, total = program.graph, len(layer.steps)

@@ -66,8 +66,8 @@ class StepSelect(NamedTuple):
         number: index of this operand among the selected operands of a step.
         source: the tensor of all steps; integers if ``source_qdq_ops`` is not empty.
         source_qdq_ops: quantize and dequantize operations between ``source`` and the select.
-        slices: (dimension, start, end) of each ``aten.slice`` along a dimension other than ``dim``. Dimensions are
-            numbered as in the result of the select, which does not have ``dim``.
+        slices: (dimension, start, end) of each ``aten.slice`` before the select along a dimension other than ``dim``.
+            Dimensions are numbered as in the result of the select, which does not have ``dim``.
         dim: the dimension along which each step selects one index.
         qdq_ops: quantize and dequantize operations after the select.
     """
@@ -172,8 +172,8 @@ class UnrolledLayer:
         reads: {slot: [ATen overload, structure of its arguments, operand, ...]}. All steps have these reads, except
             that the first step reads initial states instead of values of a previous step.
         initial_states: {loop-carried value: operands of the first step}. Where a later step reads the value of the
-            previous step, the first step reads such an operand. There is one operand for each reader of the value. The
-            operands are all the same value, or all constants.
+            previous step, the first step reads such an operand. There is one operand for each reader of the value.
+            Either all operands of a loop-carried value are the same value, or all are constants.
         constants: constant placeholders of the program, and nodes that are computed from constants alone.
         outputs: nodes with a reader outside of the steps: operators of the steps, or quantize and dequantize nodes
             after them.

@@ -121,7 +121,7 @@ class ArmCompileSpec(ABC):
 
 
 def _strip_folder(flag: str) -> str:
-    """Remove the folder from a flag's path, so that programs do not differ between machines."""
+    """Remove the folder from an absolute path in a flag, so that programs do not differ between machines."""
     option, equals, value = flag.rpartition("=")
     return option + equals + (Path(value).name if Path(value).is_absolute() else value)
 

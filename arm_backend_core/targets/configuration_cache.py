@@ -1,6 +1,6 @@
 """Disk cache of Vela's configurations: the answers of its command line parser.
 
-Vela's process needs 0.3 s to import the parser, which is as long as the lowering of a small model. With a cached
+Vela's process needs 0.3 s to import the parser, as long as the lowering of a small model takes. With a cached
 configuration, the process imports only Vela's C++ core, in 0.04 s. The key is the command line, the content of the
 configuration file, the version of Vela and the script that reads the parser's answer. Errors of the parser are not
 cached. If the cache folder cannot be read or written, Vela parses again.

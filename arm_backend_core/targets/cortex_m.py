@@ -1,4 +1,4 @@
-"""Cortex-M processors: instruction sets that CMSIS-NN has kernels for, and the processors that have them."""
+"""Cortex-M processors: instruction sets that CMSIS-NN has kernels for, and the sets of each processor."""
 
 from __future__ import annotations
 

@@ -57,8 +57,8 @@ class Hardware:
         broadcasts_both_operands: an elementwise operation broadcasts both operands. If False, it broadcasts one; Vela
             splits an operator that broadcasts both.
         fuses_shared_rescale: Vela fuses a RESCALE into its producer even if the producer has other readers, and into
-            its readers even if it has several readers. If False, Vela fuses a RESCALE into its producer only if the
-            producer has no other reader, and into its reader only if the RESCALE has no other reader.
+            its readers even if the RESCALE has several readers. If False, Vela fuses a RESCALE into its producer only
+            if the producer has no other reader, and into its reader only if the RESCALE has no other reader.
         ignores_unit_axes: Vela fuses operations across a RESHAPE that only adds or removes axes of size 1.
         scales_max_pools: a max pooling can scale its result, so that Vela fuses a RESCALE into MAX_POOL2D.
         sums_rescale_operands: ADD and SUB rescale both operands and their result in one operation.
@@ -70,8 +70,8 @@ class Hardware:
             has no activation.
         constant_copy_min_rows: {Vela's release: number of rows}; 64 rows for releases without an entry. From this
             number of rows on, Vela's estimate is lower if an int32 constant that all rows read is copied to SRAM. Used
-            only if ``estimates_missing_activation`` is true. Without any entry, copies of int8 and int16 constants
-            save nothing (``alternatives/unconditional.copy_narrow_constant``).
+            only if ``estimates_missing_activation`` is true. If the mapping is empty, int8 and int16 constants are not
+            copied, because that saves nothing (``alternatives/unconditional.copy_narrow_constant``).
         flattens_odd_images: a 1x1 convolution of an image with an odd number of rows or columns takes fewer cycles if
             all pixels are one row. Vela estimates this for U55 and U65 too, but there the neighbouring layers then take
             more cycles (ds_cnn: 0.4% more in total).
@@ -93,7 +93,7 @@ class Hardware:
             supports it.
         vela_bugs: names of Vela's bugs (``docs/contributors/vela.md``) that ``tosa/vela_workarounds`` avoids.
         axes_lost_on_split: function that returns the axes along which Vela splits an operator and then loses the offset
-            of the operator's operands (bug ``lost_slice_offset``).
+            of a SLICE that it fused into the operator (bug ``lost_slice_offset``).
     """
 
     unsupported: frozenset[str] = frozenset()

@@ -139,7 +139,7 @@ def _avg_pool_u85_violation(op: Operation) -> str | None:
 
 
 def _batched_stride_violation(op: Operation) -> str | None:
-    """Refuse strides above 3 for padded pools and 1x1 convolutions of several images.
+    """If there are several images, refuse strides above 3 of padded pools and of 1x1 convolutions.
 
     Vela splits these operators by image, then splits each part again, and does not compute later images. For pools,
     this is the bug ``batched_pool_stride``; for convolutions, in Vela 5.1, ``batched_conv_stride``.

@@ -35,7 +35,7 @@ def plan_swaps(shape: Layout, perms: Layout, dtype: DType, source: Layout) -> tu
     Args:
         shape: shape of the TRANSPOSE's operand.
         perms: permutation of the TRANSPOSE.
-        dtype: its element type.
+        dtype: element type of the operand.
         source: if a RESHAPE computes the operand, the shape that this RESHAPE reads; otherwise ``shape``.
 
     Returns:

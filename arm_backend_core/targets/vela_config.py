@@ -152,7 +152,7 @@ def core_clock(config_ini: str | os.PathLike[str], system_config: str) -> float:
 
 @lru_cache(maxsize=8)
 def _read_section_names(path: Path, stamp: tuple[int, int]) -> tuple[str, ...]:
-    """Read the names of all sections. Every export reads them; ``stamp`` (modification time, size) is a cache key."""
+    """Read the names of all sections, once per content of the file: ``stamp`` is its modification time and size."""
     return tuple(_read_ini(path).sections())
 
 
@@ -265,7 +265,7 @@ def _try_resolve(
 def _full_command_line(
     target: Npu, system_config: str, memory_mode: str, flags: Sequence[str], path: Path
 ) -> tuple[str, ...]:
-    # Vela reports estimates per layer in its debug database, which does not change the compiled program.
+    # Vela writes its estimates per layer to the debug database. This option does not change the compiled program.
     return ("--enable-debug-db", *command_line(target, system_config, memory_mode, flags, str(path)))
 
 

@@ -24,10 +24,10 @@ Array = np.ndarray[Any, Any]
 class Builder:
     """Appends operators to ``graph``. ``emit`` and the typed methods return the result of the operator.
 
-    The record of an operator computes the shape of its result. The typed methods of elementwise operators add leading
-    dimensions of size 1 to operands of lower rank, as in PyTorch's broadcasting. An argument ``zps`` is a pair of zero
-    points. For a convolution or MATMUL, they are the zero points of its two operands. For an average pooling, they are
-    the zero points of the operand and of the result.
+    The record of an operator (``operators.record``) computes the shape of its result. The typed methods of elementwise
+    operators add leading dimensions of size 1 to operands of lower rank, as in PyTorch's broadcasting. An argument
+    ``zps`` is a pair of zero points. For a convolution or MATMUL, they are the zero points of its two operands. For an
+    average pooling, they are the zero points of the operand and of the result.
 
     Raises:
         Unsupported: from ``emit`` and the typed methods, if the target does not support the operator.

@@ -1,4 +1,4 @@
-"""The TOSA graph: a small SSA form that lowering emits, passes rewrite and the serializer writes.
+"""The TOSA graph: a small SSA form, which lowering emits, which passes rewrite, and which the serializer writes.
 
 Operands that TOSA requires to be constant (zero points, shapes, shifts, tables, rescale parameters) are attributes
 here. The record of each operator (``operators``) defines how they become operands in the flatbuffer. The inputs of an

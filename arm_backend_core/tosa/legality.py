@@ -1,6 +1,7 @@
 """Legality: whether a target supports an operator.
 
-The operator's record checks the TOSA specification, and ``targets.hardware`` the limits of the hardware.
+The operator's record (``tosa.operators``) checks the TOSA specification. ``targets.hardware`` checks the limits of the
+hardware.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ class LegalizingBuilder(Builder):
     ) -> Value:
         """Emit a convolution. First, slice off the rows and columns of the input that no window reads.
 
-        If the target's convolution cannot pad, emit a PAD before it. Ethos-U55 and U65 cannot pad if the stride exceeds
-        3.
+        If the target refuses the padded convolution, emit a PAD before it. Example: Ethos-U55 and U65 refuse padding
+        for a CONV2D with a kernel larger than 1x1 and a stride above 3.
         """
         x, pad = self._fit_windows(x, weight.shape[:2] if depthwise else weight.shape[1:3], pad, stride, dilation)
         options: dict[str, Any] = {"stride": stride, "dilation": dilation, "zps": zps, "depthwise": depthwise}
@@ -239,8 +239,8 @@ class FloatProfileBuilder(LegalizingBuilder):
     """A builder for the FP profile, which has few INT32 operators.
 
     For INT32, this profile of TOSA 1.0 has ADD, SUB, MUL, INTDIV, logical shifts, IDENTITY and CAST, but no arithmetic
-    shift. The profile lacks data movement and comparisons of INT32. For these, the builder splits each INT32 operand
-    into two FP32 values: the high and the low 16 bits (``split_int32``).
+    shift. The profile lacks other data movement and comparisons of INT32. For these, the builder splits each INT32
+    operand into two FP32 values: the high and the low 16 bits (``split_int32``).
     """
 
     def emit(self, kind: str, inputs: Sequence[Value], dtype: DType, /, **attrs: Any) -> Value:

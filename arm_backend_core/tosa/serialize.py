@@ -21,8 +21,8 @@ def serialize(graph: Graph, *, locations: bool = False, target: Target | None = 
 
     Args:
         locations: also write the fx node, ATen operator and source line of each operator.
-        target: the target that accepts ``graph``. The written TOSA version is the oldest one whose profiles contain all
-            operators of ``graph``. Only the profiles of ``target`` are considered; without a target, all profiles.
+        target: the target that accepts ``graph``. The written TOSA version is the oldest one that has all operators of
+            ``graph`` in the profiles and extensions of ``target``; without a target, in any profile or extension.
     """
     return _Writer(graph, locations, target).write()
 

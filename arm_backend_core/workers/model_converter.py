@@ -28,7 +28,8 @@ def split_flags(flags: Sequence[str]) -> tuple[str, ...]:
     """Split flags into words; an entry may hold a flag and its value (``"--type-narrowing full"``).
 
     Raises:
-        ValueError: ``flags`` is not a list of strings, or contains a reserved flag (input, output, help, version).
+        ValueError: ``flags`` is not a list of strings, has an unclosed quote, or contains a reserved flag (input,
+            output, help, version).
     """
     if isinstance(flags, str) or not all(isinstance(flag, str) for flag in flags):
         raise ValueError(f"compiler_flags={flags!r}: it must be a list of strings, for example ['--emit-debug-info']")
@@ -65,7 +66,7 @@ def check_converter(flags: tuple[str, ...] = ()) -> None:
     """Check that the model converter is installed, recent enough and accepts ``flags``.
 
     Raises:
-        ArmBackendError: it is missing, too old, or does not start.
+        ArmBackendError: it is missing or too old, does not start, or does not report its version.
         ValueError: it does not accept a flag.
     """
     _check_executable(find_converter(), flags)

@@ -138,7 +138,7 @@ def parse_command_line(argv: tuple[str, ...]) -> VelaConfiguration:
     """Parse ``argv`` as Vela's command line does, and return the configuration. ``argv`` must not name a network.
 
     Raises:
-        InvalidFlagsError: the argument parser rejected a flag.
+        InvalidFlagsError: the argument parser rejected a flag, or a flag makes Vela exit without compiling.
         InvalidConfigurationError: Vela rejected the configuration.
         ArmBackendError: Vela is not installed or does not start.
     """

@@ -91,7 +91,7 @@ class Worker:
         """Start the process and return at once, so that its start-up overlaps other work.
 
         Args:
-            arguments: arguments of the script, if the process does not run yet.
+            arguments: arguments of the script; ignored if the process runs already.
         """
         with self._lock:
             if self.pid is None:

@@ -1,4 +1,4 @@
-"""Compile lock: only one thread captures or compiles at a time. Also a check that PyTorch works after a fork.
+"""Compile lock: only one thread captures or compiles at a time. ``check_fork`` checks PyTorch after a fork.
 
 ``torch.export`` and ExecuTorch's passes keep their state in global variables, so two threads would corrupt it.
 """
@@ -53,8 +53,8 @@ def check_fork() -> None:
     """Check that parallel operators run in this process, if it was forked.
 
     A fork does not copy the threads of PyTorch's pool. If the parent had used the pool, the first parallel operator of
-    the forked process waits forever for these threads. To find out, this function forks once more, and the new child
-    runs a parallel operator.
+    the forked process waits forever for these threads. To detect this, this function forks once more, and the new
+    child runs a parallel operator.
 
     Raises:
         ExportError: the operator hangs.

@@ -25,7 +25,7 @@ class Conversion:
     Attributes:
         code: methods to call, for example ``.unsqueeze(0)``; empty if the shape stays.
         shape: the converted shape.
-        reason: the fault of the shape, for example a missing batch dimension; empty if the shape stays.
+        reason: what is wrong with the shape, for example a missing batch dimension; empty if the shape stays.
     """
 
     code: str

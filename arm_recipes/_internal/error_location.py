@@ -64,8 +64,8 @@ def describe_error(
         operation: name of the operation that failed.
         error: the exception.
         modules: models whose submodules the message may name.
-        graphs: graphs of the model, to find the node that the message names. If no frame of the traceback holds a
-            node, the message names the first node whose operator (``namespace::name``) occurs in the exception's
+        graphs: graphs of the model, to find the node that the message names. If no frame of the traceback has an
+            FX node, the message names the first node whose operator (``namespace::name``) occurs in the exception's
             text. If the error is about sizes that depend on data, the message names the first node with a symbolic
             size in its result or inputs.
     """

@@ -87,7 +87,7 @@ def named_data_bytes(manager: EdgeProgramManager) -> int:
 
 
 def arm_delegates_of(manager: EdgeProgramManager, method: str) -> Iterator[LoweredBackendModule]:
-    """Yield the delegates of a method that this project's compiler created, without delegates of other backends."""
+    """Yield the delegates of a method, except delegates that another backend created."""
     for module in lowered_modules(manager.exported_program(method).graph_module):
         if delegate_record(module) is not None:
             yield module

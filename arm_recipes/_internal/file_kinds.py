@@ -77,7 +77,7 @@ def describe_file(path: Path) -> str | None:
 
 
 def _pickled_classes(pickle: bytes) -> Iterator[str]:
-    """Yield the classes that a pickle names, in order, each as "module class", separated by a space."""
+    """Yield the classes that the first opcodes of a pickle name, in order, each as "module class"."""
     strings: list[str] = []
     for count, (opcode, argument, _) in enumerate(pickletools.genops(pickle)):
         if count > _MAX_OPCODES:

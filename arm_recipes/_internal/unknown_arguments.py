@@ -21,7 +21,8 @@ def reject_unknown_arguments(
 
     Args:
         renamed: removed keywords with their new names, for example ``{"example_inputs": "samples"}``.
-        elsewhere: where other keywords belong: ``{"ExportRecipe.get_recipe(recipe, ...)": names}``.
+        elsewhere: keywords of other functions, by the call that takes them, for example
+            ``{"ExportRecipe.get_recipe(recipe, ...)": names}``.
     """
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:

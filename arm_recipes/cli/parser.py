@@ -79,7 +79,8 @@ class Parser(argparse.ArgumentParser):
     ) -> tuple[argparse.Namespace, list[str]]:
         """Parse the arguments. Exits with an error if this parser or its commands do not know one of them.
 
-        Unknown options are reported first, because a misspelled option may be the cause of a missing argument.
+        Unknown options are reported before missing arguments, because a misspelled option may be the reason for a
+        missing argument.
         """
         own_words = args or () if self._subparsers is None else takewhile(lambda word: word.startswith("-"), args or ())
         for word in own_words:

@@ -73,8 +73,8 @@ def read_samples(
         normalization: normalization of images.
 
     Returns:
-        A list of tuples of tensors. For ``module:function``, the return value of the function: samples
-            of any type that ``export`` accepts.
+        A list of tuples of tensors. For ``module:function``, the return value of the function: samples of any type
+            that ``export`` accepts.
 
     Raises:
         ValueError: there are no samples, they do not fit the inputs, or the function fails. The message names file,

@@ -307,8 +307,8 @@ def _class_axis(scores: Tensor, samples: int, labels: int, has_padding: bool) ->
     """Return the class dimension: 1 (images, [N, C, ...]) or -1 (tokens, [N, T, C]).
 
     The number of items of a sample is the product of all dimensions except the class dimension. The result is the
-    dimension for which all samples together have as many items as there are labels. With padding, the number
-    of items may exceed the number of labels by less than one sample. If neither dimension matches, the result is -1.
+    dimension for which the number of items of all samples equals the number of labels. With padding, the number of
+    items may be larger, by less than the items of one sample. If neither dimension matches, the result is -1.
     """
     for axis in (1, -1):
         items = scores.numel() // max(scores.shape[axis], 1)  # of one sample

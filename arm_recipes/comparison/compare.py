@@ -40,8 +40,8 @@ from arm_recipes.runtime.program import Program
 from arm_recipes.stages.quantize import FloatProgram
 from arm_recipes.types import Labels, Metric, Samples
 
-#: Below this SQNR in dB between the graph that was rewritten for quantization and the captured model, a note is added.
-#: If the graphs differ by float32 rounding only, the SQNR is higher.
+#: A note is added if the graph that was rewritten for quantization has an SQNR in dB below this value against the
+#: captured model. If the two differ by float32 rounding only, the SQNR is higher.
 _MIN_GRAPH_SQNR_DB = 80.0
 
 
@@ -217,7 +217,8 @@ def _graph_difference_notes(
 ) -> list[str]:
     """Return a note if the graph rewritten for quantization deviates from the captured model.
 
-    Both graphs run the first sample in floating point.
+    Both graphs run the first sample in floating point. Programs with state, and programs that a plan cannot represent,
+    are not checked.
     """
     if original is None or plan.has_state:
         return []

@@ -59,7 +59,7 @@ class ComparedTensor:
 
 
 def find_compared_tensors(program: ExportedProgram, float_constants: Mapping[str, Tensor]) -> list[ComparedTensor]:
-    """List the quantized tensors, and the floating-point tensors that are not fused into a quantized result.
+    """List the quantized tensors, and the floating-point tensors that are no intermediate results of quantized layers.
 
     Excludes tensors that do not depend on the inputs.
     """
@@ -123,7 +123,7 @@ def _consumer_modules(node: Node) -> tuple[str, ...]:
 
 
 def _is_lossless(node: Node, qparams: TensorQParams | None) -> bool:
-    """Whether a node only moves or selects values. A quantized result must have its inputs' qparams."""
+    """Whether a node only moves or selects values and, if its result is quantized, keeps the qparams of its inputs."""
     sources = [source for source in node.all_input_nodes if is_float(source)]
     has_same_qparams = qparams is None or all(
         is_dequantize(source) and _read_qparams(source) == qparams for source in sources

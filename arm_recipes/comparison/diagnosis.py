@@ -21,7 +21,7 @@ _CALIBRATION_MARGIN = 0.1
 _GOOD_INT8_SQNR_DB = 38.0
 #: Number of steps of a type: largest minus smallest integer.
 _INT8_STEPS, _INT16_STEPS = 2**8 - 1, 2**16 - 1
-#: Names of the precisions that round less than int8, as messages give them: ``{precision: arithmetic}``.
+#: Precisions with a smaller rounding error than int8: ``{precision: name of its arithmetic in messages}``.
 PRECISION_TITLES = {"A16W8": "int16", "FP": "floating point"}
 #: ``{precision: ratio}``: noise power of int8 rounding divided by the noise power of the precision. An int16 LSB is
 #: 2**-8 int8 LSBs, so the ratio is 2**16.

@@ -104,7 +104,7 @@ def instrument_delegates(
     Args:
         program: the program that was lowered. It is not modified.
         partitioner: the partitioner that delegated it.
-        records: records of the delegates that this lowering created.
+        records: the compiler's records of the delegates that the first lowering created.
         wanted_nodes: names of the nodes whose results are requested.
 
     Returns:
@@ -175,7 +175,7 @@ def _dequantize(values: Tensor, qparams: TensorQParams | None) -> Tensor:
 def match_executions(
     executions: Iterable[DelegateExecution], delegates: Sequence[InstrumentedDelegate]
 ) -> Iterator[tuple[DelegateExecution, InstrumentedDelegate]]:
-    """Pair the executions of a method run with their delegates. Skips executions of delegates not in ``delegates``."""
+    """Pair the delegate executions of one run with ``delegates``. Skips executions of all other delegates."""
     delegates_by_checksum: dict[bytes, list[InstrumentedDelegate]] = {}
     for delegate in delegates:
         delegates_by_checksum.setdefault(delegate.checksum, []).append(delegate)

@@ -137,7 +137,7 @@ def _describe_constant(plan: InterpreterPlan, name: str, original: FloatProgram 
 
 
 def compute_program_layer_errors(spec: ProgramSpec, results: Sequence[SampleResult]) -> list[LayerComparison]:
-    """Compute the errors of a program's layers against the layers of another program that have the same node name."""
+    """Compute the errors of a program's layers against those of another program with the same node name and shape."""
     gaps, provided = {}, spec.provided_tensors
     for compared in spec.plan.tensors if spec.plan is not None else ():
         error_sums = [result.layers[compared.node] for result in results if compared.node in result.layers]

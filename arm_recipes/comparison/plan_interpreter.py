@@ -1,4 +1,4 @@
-"""Plan interpreter: compute each tensor in floating point, in the quantized program, and by its isolated layer."""
+"""Plan interpreter: compute each tensor in floating point, in the quantized program, and in its isolated layer."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class _SampleState:
 
 
 def _find_releases(plan: InterpreterPlan) -> dict[str, list[str]]:
-    """Return ``{name of a step: names of the values that no later step reads}``."""
+    """Return ``{name of a step: names of the values for which this step is the last reader}``."""
     position = {step.name: index for index, step in enumerate(plan.steps)}
     last_use = {source: step.name for step in plan.steps for source in step.sources}
     for tensor in plan.tensors:  # ``run`` yields the floating-point value at the step of the quantized tensor

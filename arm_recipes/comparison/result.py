@@ -13,7 +13,8 @@ from arm_recipes._internal.rendering import Renderable, Section, to_jsonable
 from arm_recipes.comparison.accuracy import Accuracy
 from arm_recipes.comparison.diagnosis import PRECISION_TITLES, LayerAdvice, QuantizedConstant
 
-#: SQNR in dB from which on no measured classifier lost more than 0.2 percentage points (``docs/users/accuracy.md``).
+#: SQNR in dB. No measured classifier with at least this SQNR lost more than 0.2 percentage points of accuracy
+#: (``docs/users/accuracy.md``).
 _HARMLESS_SQNR_DB = 30.0
 #: Maximum number of layers with advice in the printed comparison.
 WORST_COUNT = 5
@@ -183,7 +184,7 @@ class Comparison(Renderable):
             yield "Notes", [(note,) for note in notes]
 
     def _precision_notes(self) -> Iterator[str]:
-        """Notes that explain how to select the precisions that the advice names, and whether they are needed."""
+        """Yield notes on how to select the precisions that the advice names, and on whether they are needed."""
         named = [layer.isolated.advice.precision for layer in self.worst if layer.isolated is not None]
         precisions = dict.fromkeys(filter(None, named))
         for precision in precisions:

@@ -165,7 +165,7 @@ def _resolve_labels(samples: Any, originals: Sequence[Any], arity: int, labels: 
 
 
 def _appended_labels(samples: Sequence[Any], arity: int) -> list[Any] | None:
-    """Return the integer labels that follow the inputs in the samples; None without labels."""
+    """Return the integer labels that follow the inputs in the samples; None if a sample has no integer label."""
     labels = [sample[arity] for sample in samples if isinstance(sample, (tuple, list)) and len(sample) > arity]
     is_integer = [
         isinstance(label, int)

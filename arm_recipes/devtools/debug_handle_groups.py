@@ -40,8 +40,8 @@ class DebugHandleGroup:
     Attributes:
         operator_index: index of the TOSA operator that computes the value: the delegate debug identifier of events.
         handles: debug handles of the nodes in the group. The handle of ``node`` comes last. Quantize and dequantize
-            nodes without an operator of their own are excluded, because they would hide the other nodes
-            of the group in the Inspector.
+            nodes that no operator was lowered from are excluded, because they would hide the other nodes of the group
+            in the Inspector.
         node: name of the node.
         scale, zero_point: quantization parameters of the operator's result: the value of ``node`` is
             ``(result - zero_point) * scale``. None if the value of ``node`` is the result itself.

@@ -82,7 +82,7 @@ def _written_pieces(
 def _concatenate_pieces(written: Mapping[str, Sequence[EthosUOperation]], shape: tuple[int, ...]) -> Iterator[Array]:
     """Yield each possible concatenation twice: with the NPU's shape (rows, columns, channels), and with ``shape``.
 
-    Both are needed, because the NPU's numbers of rows and columns may differ from ``shape``.
+    Both are needed, because the NPU may divide the elements into other rows and columns than ``shape``.
     """
     for operations in written.values():
         # Skip operations that wrote an intermediate result.
@@ -146,7 +146,7 @@ def _layouts(array: Array, shape: tuple[int, ...]) -> Iterator[Array]:
 
 
 def _regrouped_layouts(array: Array, shape: tuple[int, ...]) -> Iterator[Array]:
-    """Yield ``array`` in ``shape``, for layouts in which a dimension of one is split into several of the other.
+    """Yield ``array`` in ``shape``, for layouts that split or merge dimensions of ``array``.
 
     Yields:
         One array for each order of the dimensions of ``array``, then one for each order of the dimensions of ``shape``.

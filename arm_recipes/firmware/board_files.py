@@ -55,7 +55,7 @@ class FirmwareBoard:
         name: value of the recipe option ``board``.
         title: title of the board (``Board.title``).
         family: NPU family.
-        placement: kinds of memory of the program's sections.
+        placement: kinds of memory ("sram", "flash" or "dram") that hold the program and the NPU's scratch.
         support: published facts about the board.
     """
 
@@ -233,7 +233,7 @@ def _devicetree_overlay(board: FirmwareBoard, zephyr: ZephyrBoard) -> str:
 def _zephyr_regions(board: FirmwareBoard) -> dict[tuple[str, str], str]:
     """Section (macro, default name) -> memory region of Zephyr's linker script.
 
-    Sections that Zephyr's linker script places without a fragment are omitted.
+    Sections that Zephyr's linker script places by itself, without ``zephyr/arm_model.ld``, are omitted.
     """
     zephyr = board.support.zephyr
     if zephyr is None:
@@ -250,7 +250,7 @@ def _zephyr_name(default: str) -> str:
     """Name of a section for Zephyr: the default without its prefix ``.rodata`` or ``.bss``.
 
     Zephyr's linker script places ``.rodata.*`` and ``.bss.*`` before it includes ``zephyr/arm_model.ld``, so
-    sections with these prefixes would not get the memory region that this file specifies.
+    sections with these prefixes would not get the memory region that ``arm_model.ld`` specifies.
     """
     return default[default.index(".", 1) :]
 

@@ -1,4 +1,4 @@
-"""Output folder of ``save_firmware``: a call replaces the files of an earlier call, unless a user has changed one."""
+"""Output folder of ``save_firmware``: a call replaces the files of an earlier call, or fails if a user changed one."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _sha256(content: bytes) -> str:
 
 
 def _read_manifest(target: Path) -> dict[str, set[str]]:
-    """Read the SHA-256 of each file in the folder that the manifest lists.
+    """Read the SHA-256 hashes of the files that the manifest lists and that exist in the folder.
 
     After an interrupted write, a file may have two hashes: of its old and of its new content.
     """

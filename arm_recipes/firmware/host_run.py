@@ -41,7 +41,7 @@ class FirmwareTestCase:
 
     Attributes:
         method: name of the method.
-        inputs: bytes of each input, in memory order.
+        inputs: bytes of each input, as they are in memory.
         output_count: number of outputs of the method.
     """
 

@@ -30,9 +30,9 @@ class IOTensor:
 
 
 def create_random_inputs(inputs: Sequence[IOTensor]) -> list[Tensor]:
-    """Create inputs for a method without samples: random floats and quantized integers.
+    """Create inputs for a method without samples: random values for floats and quantized integers.
 
-    Other integers and booleans are zeros, because they may be indices.
+    Other inputs are zeros, because a random integer may be an index that is out of range.
     """
     import torch
 

@@ -9,7 +9,7 @@ from arm_backend_core.cortex_m.catalog import KERNELS
 from arm_backend_core.cortex_m.kernels.registry import LIBRARY_NAMESPACE
 from arm_recipes.report.kernels import BIT_EXACT_OPERATORS
 
-#: Namespaces of ExecuTorch's portable kernels, which its selective build includes.
+#: Operator namespaces of ExecuTorch's portable kernels. ExecuTorch's selective build links these kernels.
 _PORTABLE_NAMESPACES = ("aten", "dim_order_ops")
 
 

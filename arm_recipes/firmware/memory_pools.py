@@ -24,8 +24,8 @@ class MethodPools:
         name: name of the method.
         method_allocator: method allocator on a Cortex-M, with 32-bit pointers.
         method_allocator_64: method allocator on this machine, with 64-bit pointers.
-        planned: memory-planned buffer 0. It holds tensors outside the delegates, and with ``shares_scratch`` the NPU's
-            scratch.
+        planned: memory-planned buffer 0. It holds tensors outside the delegates, and with
+            ``ProgramPools.shares_scratch`` also the NPU's scratch.
     """
 
     name: str
@@ -69,9 +69,10 @@ class ProgramPools:
 def measure_pools(
     program: bytes, inspection: Inspection, cases: Sequence[FirmwareTestCase], data_file: bytes | None = None
 ) -> ProgramPools:
-    """Compute the sizes of the pools from the program, and check them by a run with unlimited allocators.
+    """Compute the sizes of the pools from the program, and compare them with a run that has unlimited allocators.
 
-    The run also measures the temporary memory of kernels, which the program does not state.
+    The run also measures the temporary memory of kernels, which the program does not state. If the run uses another
+    method allocator size than computed, the measured sizes of the method allocators are returned.
 
     Args:
         program: bytes of the ``.pte``.

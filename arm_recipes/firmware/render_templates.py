@@ -213,7 +213,7 @@ def _memory_placeholders(pools: ProgramPools) -> dict[str, str]:
 
 
 def _planned_memory_placeholders(pools: ProgramPools) -> dict[str, str]:
-    """Placeholders for planned memories: linker sections, arrays of all but the first, bytes that the NPU accesses."""
+    """Placeholders for planned memories: linker sections, arrays for all but the first, and bytes the NPU accesses."""
     numbers = range(2, 2 + len(pools.shared))
     names = [f"ARM_MODEL_PLANNED{number}_SECTION" for number in numbers]
     sections = [

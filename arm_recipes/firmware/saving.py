@@ -364,7 +364,7 @@ def _read_architecture(payload: memoryview, named_data: Mapping[str, memoryview]
 
 
 def _read_backend_sources(*, has_npu: bool) -> dict[str, bytes]:
-    """Read the C++ sources of the kernels, and with ``has_npu`` also of the Ethos-U backend and the NPU emulator."""
+    """Read the files of ``_BACKEND_FILES``; with ``has_npu`` also ``_NPU_FILES``: Ethos-U backend and NPU emulator."""
     patterns = (*_BACKEND_FILES, *(_NPU_FILES if has_npu else ()))
     paths = sorted(path for pattern in patterns for path in CPP_FOLDER.glob(pattern) if path.is_file())
     return {f"backend/{path.relative_to(CPP_FOLDER).as_posix()}": path.read_bytes() for path in paths}

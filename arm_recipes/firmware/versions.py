@@ -10,9 +10,9 @@ class Versions:
     """Versions of the tools that compiled a program, and the program's target.
 
     Attributes:
-        executorch: version of the installed ExecuTorch. A program without an export result may have been compiled with
-            another version.
-        vela: version of Vela; "unknown" for a program without an export result, "none" for a program without
+        executorch: version of the installed ExecuTorch. A program that was loaded from a ``.pte`` may have been
+            compiled with another version.
+        vela: version of Vela; "unknown" for a program that was loaded from a ``.pte``, "none" for a program without
             delegates.
         npu: the NPU, for example ``Ethos-U55-128``; "no NPU" for a program without delegates.
         stream: format of the command streams, for example ``COP1``; "none" for a program without delegates.

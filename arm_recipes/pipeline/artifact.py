@@ -244,7 +244,7 @@ class Artifact:
         return [info.to_program(tensor) for info, tensor in zip(report.inputs, tensors, strict=True)]
 
     def run_dequantized(self, sample: Inputs) -> Any:
-        """Run the only method of the program on float inputs. With ``quantized_io``, converts inputs and outputs.
+        """Run the only method on float inputs. With ``quantized_io``, quantizes the inputs and dequantizes the outputs.
 
         Raises:
             ValueError: as ``run``.

@@ -37,8 +37,8 @@ class BankedMemoryPlanner:
 
     Args:
         budgets: (name, budget in bytes) of each memory, the fastest first: ``(("sram", 262144), ("dram", None))``. A
-            budget of None is unlimited. The budgets of memories called "sram" and "dram" include the NPU's scratch and
-            constants in SRAM and DRAM.
+            budget of None is unlimited. The budget of a memory called "sram" or "dram" also covers the NPU's scratch
+            and constants in that memory.
     """
 
     budgets: tuple[tuple[str, int | None], ...]
@@ -64,7 +64,7 @@ class BankedMemoryPlanner:
         """Plan one method. The parameters are those of ExecuTorch's memory planning algorithms.
 
         Raises:
-            BudgetError: a memory is too small for the NPU's part, or no memory has room for a tensor.
+            BudgetError: a memory is too small for the NPU's scratch and constants, or no memory has room for a tensor.
         """
         from executorch.exir.banked_memory_planning import Bank, BankedGreedy, BankPlacementError, TargetMemoryMap
 

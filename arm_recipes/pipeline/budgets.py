@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from arm_recipes.report.ram import Ram
     from arm_recipes.runtime.tensor_info import TensorInfo
 
-#: The first of two compilations for less SRAM reduces the NPU's memory by the excess divided by this number.
+#: The first of two compilations for less SRAM reduces the NPU's memory by (bytes above the budget) / this number.
 _FIRST_REDUCTION = 8
 #: Number of tensors that an error message lists.
 _MAX_LISTED_TENSORS = 6
@@ -177,11 +177,11 @@ def budget_passes(recipe: ExportRecipe) -> Iterator[CheckBudgets]:
 def recipes_within_budget(recipe: ExportRecipe, result: Artifact) -> list[ArmRecipe]:
     """Return recipes for less SRAM of the NPU, if the program of ``optimise="auto"`` exceeds the SRAM budget.
 
-    The first compilation of the delegates cannot respect the whole budget, because the other parts of the RAM are known
-    only afterwards. Each new recipe limits the SRAM of a delegate to fewer bytes than before. A reduction by the excess
-    suffices if the other parts do not change. If the NPU's scratch also holds tensors of the CPU, Vela's placement
-    decides how many bytes remain unused between the tensors. A smaller reduction may then suffice, and costs fewer
-    cycles, so it is tried first.
+    The first compilation of the delegates cannot respect the whole budget, because the RAM outside the delegates is
+    known only afterwards. Each new recipe limits the SRAM of each delegate to fewer bytes than before. A reduction by
+    the excess suffices if the RAM outside the delegates does not change. If the NPU's scratch also holds tensors of the
+    CPU, Vela's placement decides how many bytes remain unused between the tensors. A smaller reduction may then
+    suffice. It costs fewer cycles, so it is tried first.
 
     Returns:
         The recipes in the order in which they are to be tried. Empty if the program fits, if it has no NPU part, if the

@@ -43,7 +43,7 @@ def run_export(
     check_recipe(recipe)
     check_fork()
     if verify:
-        load_plugin()  # raises an error without a C++ compiler: do not wait for the export, which may take minutes
+        load_plugin()  # raises an error without a C++ compiler, before the export, which may take minutes
     models = export_arguments.models_by_method(model)
     samples = export_arguments.resolve_loaders(samples)
     examples = export_arguments.examples_by_method(samples, models)
@@ -132,8 +132,8 @@ def _export_within_budgets(
         recipe: the recipe.
         attempt: exports with a recipe.
         notes: notes about the arguments; a note on further exports is appended.
-        reuse: whether further exports only lower the quantized programs of the first export again. If False, each of
-            them calls ``attempt``.
+        reuse: whether further exports only lower the quantized programs of the first export again. If False, or if the
+            first export has no such programs, each further export calls ``attempt``.
         progress: show a progress bar.
 
     Raises:

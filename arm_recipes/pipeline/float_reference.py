@@ -23,7 +23,7 @@ class FloatReference:
             missing.
         partitioners: partitioners of the recipe for each method.
         tensor_versions: by method, (name, tensor, ``tensor._version`` at the export) of each tensor that the program
-            shares with the user's model.
+            shares with the user's model, except buffers that the program mutates.
         initial_states: by method, copies of the initial values of the buffers that the program mutates:
             ``{"forward": {"hidden": tensor}}``.
     """

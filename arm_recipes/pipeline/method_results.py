@@ -35,7 +35,7 @@ class MethodResults:
         graph: the lowered graph, before emission edits it.
         inputs, outputs: tensors that the program takes and returns.
         float_program: the program before quantization, if this package quantized it.
-        sqnr: SQNR of each output, dB.
+        sqnr: SQNR of each output in dB, by name.
     """
 
     program: ExportedProgram | None = None
@@ -79,7 +79,7 @@ class MethodResults:
         )
 
     def describe_64_bit_tensors(self, name: str, examples: Examples) -> Iterator[str]:
-        """Yield a note for each 64-bit input and output, and for each int64 input with too large values in samples.
+        """Yield a note for each 64-bit input and output, and for each int64 input whose samples have too large values.
 
         A value is too large if it is outside ``ASSUMED_INTERVAL``, the interval that the compiler assumes.
 
@@ -106,7 +106,7 @@ class MethodResults:
                     yield from self._describe_large_values(name, index, tensor, examples)
 
     def _describe_large_values(self, method: str, index: int, tensor: str, examples: Examples) -> Iterator[str]:
-        """Yield a note if an int64 input has a sample outside the interval that the compiler assumes."""
+        """Yield a note if the samples of an int64 input have values outside the interval that the compiler assumes."""
         from arm_backend_core.ops.intervals import ASSUMED_INTERVAL
 
         assert self.input_signature is not None

@@ -80,7 +80,7 @@ class Pipeline:
         self._recipe, self._models, self._shape_variants = recipe, models, shape_variants
         self._model_names, self._argument_notes = context.describe_models(models), list[str]()
         self._progress = Progress(progress)
-        # recipe.strict=True may be only the default of ExportRecipe: it counts as not set.
+        # ``strict`` of an ExportRecipe is True by default, so True counts as not set.
         self._capture = Capture(strict if strict is not None or recipe.strict else False)
         if dynamic_shapes is not None and not set(dynamic_shapes) <= set(models):
             dynamic_shapes = {"forward": dynamic_shapes}
@@ -331,7 +331,7 @@ class Pipeline:
         """Copy the programs for lowering. Lowering edits programs in place, and a program may be the user's.
 
         The copies get debug handles, and lose inputs that are numbers, strings or None. A buffer that methods share
-        gets one name in all methods. If there is one, linear layers are tiled by rows, so that methods share weights.
+        gets one name in all methods. If any is shared, linear layers are tiled by rows, so that methods share weights.
         """
         from arm_backend_core.nodes import assign_debug_handles
         from arm_backend_core.program import copy_program

@@ -19,8 +19,8 @@ def check_outputs(method: str, program: ExportedProgram) -> None:
     """Check that an ExecuTorch program can return the model's outputs.
 
     Raises:
-        ExportError: an output is a string or a complex tensor, or no output is a tensor and the program writes no
-            buffer.
+        ExportError: an output is a string, the program computes a complex output or buffer value, or no output is a
+            tensor and the program writes no buffer.
     """
     _reject_complex_outputs(method, program)
     outputs = [spec.arg for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]

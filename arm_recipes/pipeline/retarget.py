@@ -49,8 +49,8 @@ def export_for_target(
         progress: as in ``export``.
 
     Raises:
-        ValueError: the quantized graph depends on a changed option, the model has changed since the export, the recipe
-            of the export is not of this package, or its stages do not capture the model.
+        ValueError: as ``retarget_recipe``; the quantized graph would differ for the new NPU; the model has changed
+            since the export; the recipe of the export is not of this package, or its stages do not capture the model.
         ExportError, ArmBackendError, RunError: as ``export``.
     """
     current = artifact.requested_recipe or artifact.recipe

@@ -1,9 +1,9 @@
 """Shared state of methods: mutable buffers that several methods of a program write.
 
 Methods share a buffer if their tensors are the same view of the same memory (``tensor_identity``). The buffer may have
-another name in each module. Capture refuses other views of this memory (``stages.capture.buffer_aliases``). It also
-adds a write of the unchanged value to methods that only read the buffer: without a write, a program stores the buffer
-as a constant. Quantization gives the buffer one type and scale in all methods.
+another name in each module. Capture refuses other views of this memory (``stages.capture.buffer_aliases``). Capture
+also adds a write of the unchanged value to methods that only read the buffer, because a program stores a buffer without
+writes as a constant. Quantization gives the buffer one type and scale in all methods.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def unify_buffer_names(programs: Mapping[str, ExportedProgram]) -> bool:
 
     Args:
         programs: programs by method name, edited in place. They must hold the modules' own tensors, not copies,
-            because methods share a buffer if their tensors share memory.
+            because a shared buffer is recognized by its memory.
 
     Returns:
         Whether methods share mutated buffers.
@@ -112,7 +112,7 @@ def check_shared_buffers(programs: Mapping[str, ExportedProgram]) -> None:
 
 
 def plan_shared_buffers(config: ExecutorchBackendConfig) -> ExecutorchBackendConfig:
-    """Return a configuration that plans mutable buffers of the same name to the same address in all methods.
+    """Return a configuration that places mutable buffers of the same name at the same address in all methods.
 
     Raises:
         ExportError: the memory planning pass is not ExecuTorch's.

@@ -1,9 +1,10 @@
 """Shared scratch: plan the NPU's scratch and the tensors outside the delegates in one memory.
 
 Vela places the inputs and outputs of a delegate in its scratch. ExecuTorch's own memory plan has other addresses for
-these tensors. A runtime then copies them, and a board needs memory for both copies. This module's plan contains the
-scratch. Where possible, it places the inputs and outputs of delegates at Vela's offsets in the scratch. The runtime
-does not copy these tensors. While a delegate does not run, tensors of the CPU use the memory of its scratch.
+these tensors. With that plan, a runtime copies them, and a board needs memory for both copies. This module's plan
+contains the scratch. Where possible, it places the inputs and outputs of delegates at Vela's offsets in the scratch.
+The runtime does not copy these tensors. While a delegate does not run, tensors of the CPU use the memory of its
+scratch.
 
 The scratch has a fixed distance from each tensor in it. Compile specs of the delegate name one input or output, and the
 end of the scratch (``PlannedScratch``). A runtime computes the address of the scratch from the address of this tensor.
@@ -132,10 +133,11 @@ def plan_shared_scratch(
     """Plan the memory of one method together with the scratches of its delegates.
 
     The parameters are those of ExecuTorch's memory planning algorithms. The plan is ExecuTorch's own if no scratch may
-    be shared, if sharing does not save memory, or if calls of one delegate would locate its scratch by different
-    arguments. In all cases, this function removes compile specs that an earlier plan recorded in the delegates. A
-    later ``to_executorch`` may plan with ExecuTorch's own algorithm instead of this function. The specs do not remain
-    in this case either: ``to_executorch`` first traces the program, and each trace removes them (``insert_delegates``).
+    be shared, if the method has several planned memories, if sharing does not save memory, if a call has no tensor in
+    its scratch, or if calls of one delegate would locate its scratch by different arguments. In all cases, this
+    function removes compile specs that an earlier plan recorded in the delegates. A later ``to_executorch`` may plan
+    with ExecuTorch's own algorithm instead of this function. The specs do not remain in this case either:
+    ``to_executorch`` first traces the program, and each trace removes them (``insert_delegates``).
     """
     from executorch.exir.memory_planning import MemoryAlgoResult, SpecAllocResult, greedy
 

@@ -1,4 +1,4 @@
-"""Run one stage of the pipeline, and convert its exceptions to errors that name the stage, and module or operator."""
+"""Run one stage of the pipeline, and convert exceptions to errors that name the stage and the module or operator."""
 
 from __future__ import annotations
 

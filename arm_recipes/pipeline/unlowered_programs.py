@@ -14,8 +14,8 @@ from arm_recipes.samples.export_arguments import Examples
 if TYPE_CHECKING:
     from arm_recipes.samples.shape_variants import ShapeVariants
 
-#: Maximum number of samples of a method that are kept, for ``verify``. The reference model takes a second or more for
-#: one inference of a large network.
+#: Maximum number of samples of a method that are kept, for ``verify``. Few, because the reference model takes a second
+#: or more for one inference of a large network.
 MAX_KEPT_SAMPLES = 4
 
 

@@ -1,7 +1,7 @@
 """Verification, ``export(..., verify=True)``: compare the results of a program with a reference.
 
-This module compares Ethos-U delegates with the TOSA reference model. ``verify_kernels`` compares methods without
-delegates, whose operators are int8 kernels (Cortex-M).
+This module compares Ethos-U delegates with the TOSA reference model. ``verify_kernels`` compares methods that call int8
+kernels (Cortex-M) and no delegates.
 """
 
 from __future__ import annotations

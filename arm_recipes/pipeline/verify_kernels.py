@@ -1,8 +1,8 @@
 """Verification of int8 kernels: compare the program's outputs with NumPy implementations of the kernels.
 
 The runtime executes the C++ kernels in the planned memory. The reference executes the same calls in NumPy, with the
-implementations in ``arm_backend_core.cortex_m``. It has no memory plan: each result has separate memory. The comparison
-therefore also detects errors of the memory plan.
+implementations in ``arm_backend_core.cortex_m``. The reference has no memory plan: each result has separate memory. The
+comparison therefore also detects errors of the program's memory plan.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ def prepare_qat(
         model: as for ``export``, with one method. The model itself is trained, not a copy.
         recipe: an integer recipe from ``ExportRecipe.get_recipe``.
         samples: as for ``export``. They initialize the activation ranges, unless the recipe has
-            ``calibration_samples=``. ``.export()`` compiles for the shapes of the first sample, unless it gets other
-            samples. None: the recipe's ``calibration_samples=``, or the example inputs of an ``ExportedProgram``.
+            ``calibration_samples=``. ``Prepared.export()`` compiles for the shapes of the first sample, unless it gets
+            other samples. None: the recipe's ``calibration_samples=``, or the example inputs of an ``ExportedProgram``.
         ranges: "learned" makes the bounds of the activation ranges trainable; "follow" updates the ranges by a moving
             average of the minimum and maximum of each batch.
         batch_norm_steps: number of training steps in which batch norms use batch statistics and update the running

@@ -44,7 +44,7 @@ class Prepared(FakeQuantizedModel):
     def export(self, samples: Samples | None = None, **options: Any) -> ExportResult:
         """Export the program with the trained weights and ranges. Training may continue after the export.
 
-        Mutated buffers, such as a recurrent state, are first reset to the values that they had at preparation.
+        Mutated buffers, such as a recurrent state, are first reset to the values that they had in ``prepare_qat``.
 
         Args:
             samples: as for ``arm_recipes.export``. The first sample determines the shapes. None: the samples of

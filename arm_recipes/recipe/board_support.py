@@ -118,7 +118,7 @@ class Placement:
 
     @staticmethod
     def of(const_memory: str, *, arena_on_second_port: bool) -> Placement:
-        """The placement of Vela's configuration; see ``arm_backend_core.workers.vela.VelaConfiguration``."""
+        """The placement that Vela's configuration implies; see ``arm_backend_core.workers.vela.VelaConfiguration``."""
         return Placement(_KIND_OF_MEMORY[const_memory], "dram" if arena_on_second_port else "sram")
 
 
@@ -275,8 +275,8 @@ _ALIF_U55_NODE = """\
 def _alif() -> Iterator[tuple[str, BoardSupport]]:
     """Yield (name, firmware properties) of each Alif Ensemble.
 
-    The records name only SRAM0. SRAM1 is not contiguous with it, and the linker section ``.arm_model_temp`` (the NPU's
-    scratch) must fit into one memory.
+    Each entry states only SRAM0 as SRAM. SRAM1 is not contiguous with it, and the linker section ``.arm_model_temp``
+    (the NPU's scratch) must fit into one memory.
     """
     for name in BOARDS:
         if not name.startswith("alif-"):

@@ -28,7 +28,7 @@ class DocumentedValue(Generic[_T]):
 
 @dataclass(frozen=True)
 class Board:
-    """A board or platform with one NPU. A board with several NPUs has a record for each.
+    """A board or platform with one NPU. For a product with several NPUs, there is one ``Board`` for each NPU.
 
     Attributes:
         name: value of the recipe option ``board``.
@@ -236,7 +236,7 @@ _CORSTONE = (
 
 
 def _alif(series: str, sram: int, source: str, *, has_u85: bool) -> Iterator[Board]:
-    """Yield a record for each NPU of an Alif Ensemble: an Ethos-U55 for each core, and the Ethos-U85 of both cores.
+    """Yield a ``Board`` for each NPU of an Alif Ensemble: an Ethos-U55 for each core, and the Ethos-U85 of both cores.
 
     Args:
         series: for example ``E7``.

@@ -190,7 +190,7 @@ SPEC_BUILDERS: dict[str, Callable[[Options], ArmCompileSpec]] = {
 
 
 def normalize_recipe_name(name: str) -> str:
-    """Normalize the name of a recipe: any case, ``-`` or ``_``.
+    """Return a recipe's name in upper case with ``_`` for ``-``, and without the prefix ``ARM_RECIPES_``.
 
     Raises:
         ValueError: there is no such recipe; the message suggests the nearest name.

@@ -1,9 +1,10 @@
 """Observers of int8 activations: how a quantization range follows from the calibration values.
 
 "minmax" takes the minimum and maximum of all calibration values. The other observers differ from each other only for
-tensors with at least ``MIN_HISTOGRAM_VALUES`` (8,192) values in all samples together. For a tensor with fewer values,
-they all take the same range. For constants of the model, this is the range with the least squared error. For other
-tensors, it is the minimum and maximum, widened because values of new inputs usually exceed the range of few samples.
+tensors with at least ``MIN_HISTOGRAM_VALUES`` (8,192) values in all samples together, except casts of integers. For a
+tensor with fewer values, they all take the same range. For a constant of the model, this range has the least squared
+error. For another tensor, it is the minimum and maximum, widened because values of new inputs usually exceed the range
+of few samples.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def _minimize_kl_divergence(values: torch.Tensor, low: float, high: float, inter
 
 
 def _kl_divergence(counts: Any, start: int, stop: int, levels: int) -> float:
-    """KL divergence between the histogram clipped to [start, stop) and the same histogram quantized to ``levels``."""
+    """KL divergence between the histogram clipped to [start, stop) and the same one quantized to ``levels`` levels."""
     clipped = counts[start:stop].copy()
     inside = clipped.copy()
     clipped[0] += counts[:start].sum()

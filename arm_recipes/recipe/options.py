@@ -356,7 +356,7 @@ def resolve_options(recipe: str, user_options: Mapping[str, Any]) -> dict[str, A
 
     Raises:
         ValueError: the recipe has no such option (the message suggests the nearest name), a value is invalid, options
-            contradict each other, or the board has another NPU.
+            contradict each other, or the board has another NPU family or number of MACs.
     """
     names = option_names(recipe)
     for name, value in user_options.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # INT8 recipes need int16 too: softmax and layer_norm use int16 tables and intermediates.
 _INT_PROFILE = "TOSA-1.0+INT+int16"
-# The target also runs the operators that stay in floating point after quantization.
+# A VGF target also runs the operators that stay in floating point after quantization.
 _INT_AND_FP_PROFILE = "TOSA-1.0+INT+FP+int16"
 
 #: {recipe: version, profiles and extensions of its compile spec, without the extensions that options add}. Recipes of

@@ -1,4 +1,4 @@
-"""Reader of saved recipes. The command line uses it, so this module does not import PyTorch."""
+"""Read saved recipes. The command line uses this module, so it does not import PyTorch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Typed dicts of the recipe options, for code completion and type checkers.
 
-These types have no effect at run time: the records in ``options.OPTIONS`` validate the options.
+These types have no effect at run time: the entries of ``options.OPTIONS`` validate the options.
 ``tests/recipe/test_options.py`` checks that each typed dict has exactly the options of its recipes.
 """
 

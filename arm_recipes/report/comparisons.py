@@ -1,6 +1,6 @@
 """Protocols of the comparison results that the HTML page shows.
 
-They stand for the classes of ``arm_recipes.comparison``, which ``arm_recipes.report`` must not import.
+``arm_recipes.report`` must not import ``arm_recipes.comparison``, so these protocols stand for its classes.
 """
 
 from __future__ import annotations

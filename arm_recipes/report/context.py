@@ -48,7 +48,7 @@ def make_export_context(model_names: str, recipe: ExportRecipe) -> ExportContext
 
     Args:
         model_names: from ``describe_models``.
-        recipe: recipe of the export. Only recipes of this package have options.
+        recipe: recipe of the export. For a recipe of another package, board, budgets and processor are None.
     """
     values = options.resolve_options(recipe.type_name, recipe.options) if isinstance(recipe, ArmRecipe) else {}
     sram, flash = (values.get(name) for name in ("sram_budget", "flash_budget"))

@@ -19,7 +19,7 @@ _CHART_COLUMNS = 48
 
 
 def layer_sections(layers: Sequence[LayerCost], suffix: str) -> Iterator[Section]:
-    """Yield a table of the costliest layers of a method, and a table of the operations of other kinds than "layer".
+    """Yield a table of the costliest layers of a method, and a table of inserted operations: all kinds except "layer".
 
     ``LayerCost.kind`` describes the kinds.
 
@@ -41,7 +41,7 @@ def layer_sections(layers: Sequence[LayerCost], suffix: str) -> Iterator[Section
 
 
 def constants_row(estimates: VelaEstimates, *, in_data_file: bool = False) -> tuple[str, str]:
-    """The row with the size of the NPU's constants. If they are in SRAM, Vela calls this memory on-chip flash.
+    """The row with the size of the NPU's constants. "OnChipFlash" is Vela's name of the SRAM that holds constants.
 
     Args:
         estimates: Vela's estimates of the delegate.

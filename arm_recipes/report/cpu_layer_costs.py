@@ -40,7 +40,7 @@ def estimate_cpu_layers(
     Args:
         method: name of the method.
         module: the lowered method.
-        processor: the CPU; None: no estimates.
+        processor: the CPU; None: the result is empty.
     """
     return tuple(_estimate(method, module, processor)) if processor is not None else ()
 

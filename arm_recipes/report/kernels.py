@@ -59,7 +59,7 @@ def is_kernel_call(node: torch.fx.Node) -> bool:
 
 
 def is_int8_data_movement(node: torch.fx.Node) -> bool:
-    """Whether an operator outside the int8 kernels moves int8 values: its result and first operand are int8."""
+    """Whether an operator that is no int8 kernel moves int8 values: true if its result and first operand are int8."""
     import torch
 
     values = [node.meta.get("val"), *(source.meta.get("val") for source in node.all_input_nodes[:1])]
@@ -67,7 +67,7 @@ def is_int8_data_movement(node: torch.fx.Node) -> bool:
 
 
 def list_kernel_calls(module: torch.fx.GraphModule, processor: Processor | None = None) -> tuple[KernelCall, ...]:
-    """List the kernel calls of a lowered method, in program order.
+    """List the kernel calls of a lowered method in program order, without quantize and dequantize.
 
     Args:
         module: the lowered method.

@@ -67,7 +67,7 @@ def build_layer_graph(profile: DelegateProfile, costs: Iterable[LayerCost]) -> d
     costs_by_key: dict[tuple[str, str], list[LayerCost]] = {}
     for cost in costs:
         costs_by_key.setdefault((cost.module, cost.source), []).append(cost)
-    # The page draws each link as wide as its number of bytes. A link without bytes, such as a shape operand, gets 1, so
+    # The width of a link on the page is its number of bytes. A link without bytes, such as a shape operand, gets 1, so
     # that it is visible.
     return {
         "name": delegate.name,

@@ -95,7 +95,7 @@ def _find_refusal_reason(node: torch.fx.Node, name: str, refused: Sequence[Refus
 def count_quantized_tensors(
     program: ExportedProgram, samples: int | None, sqnr: dict[str, float]
 ) -> Quantization | None:
-    """Count the quantized tensors of a program before lowering; None if no tensor is quantized.
+    """Count the quantized tensors of a program that is not lowered yet; None if no tensor is quantized.
 
     The result also holds ``samples`` and ``sqnr``, which ``Quantization`` describes.
     """

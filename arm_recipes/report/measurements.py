@@ -30,8 +30,8 @@ class Measurement:
         cpu_cycles: cycles of the core, which include waiting for the NPU; None if the device does not count them.
         npu_cycles: cycles of the NPU; None if its driver does not count them.
         counters: {name: count} of further counters that the firmware reads, for example events of the NPU's PMU.
-        layers: {tensor: cycles}, where the tensor is a layer's result in the TOSA graph. The self-test does not measure
-            layers. The user may add cycles from a trace of the board to the log.
+        layers: {tensor: cycles}, where the tensor is a layer's result in the TOSA graph. The self-test does not write
+            this entry. The user may add it to the log, with cycles from a trace of the board.
         program_crc32: CRC-32 of the ``.pte`` on the device.
     """
 
@@ -153,7 +153,7 @@ def compare_measurements(measurements: Sequence[Measurement], report: Mapping[st
         report: ``Report.to_dict()`` of the export; if it is empty, the result has only measurements.
 
     Raises:
-        ValueError: the measurements are of another program: its methods or its NPU differ.
+        ValueError: the measurements are of another program: the export lacks a measured method, or has another NPU.
     """
     methods = {method["name"]: method for method in report.get("methods", ())}
     comparisons = []

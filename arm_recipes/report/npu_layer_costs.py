@@ -109,7 +109,7 @@ def iter_npu_layer_costs(profiles: Iterable[DelegateProfile]) -> Iterator[LayerC
 
 
 def apportion(amount: _Amount, shares: Mapping[_Key, int]) -> dict[_Key, _Amount]:
-    """Divide an amount in proportion to ``shares``, rounded down. The largest share gets the rest: the sum is exact."""
+    """Divide an amount in proportion to ``shares``, rounded down. The largest share also gets the remainder."""
     total = sum(shares.values())
     parts = {key: amount * share // total for key, share in shares.items()}
     parts[max(shares, key=shares.__getitem__)] += amount - sum(parts.values())

@@ -124,7 +124,7 @@ def _render_answer(answer: Answer) -> str:
 
 
 def _render_card(name: str, text: str) -> str:
-    # <wbr>: names of Vela's configurations may break at "_".
+    # <wbr>: lines may break after "_", which the names of Vela's configurations contain.
     return f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(text).replace('_', '_<wbr>')}</dd></div>"
 
 
@@ -237,7 +237,7 @@ def _memory_dict(report: ExportRecord, used: MemoryOverTime) -> dict[str, Any]:
     ]
     limit = estimates[0].sram_limit if estimates and estimates[0] is not None and used.memory == "Sram" else None
     moments = used.moments
-    # A limit far above the usage would make the curve flat, so it is not shown.
+    # A limit far above the usage would make the curve flat, so such a limit is not shown.
     is_limit_shown = limit is not None and limit < 4 * used.bytes
     return {
         "limit": limit if is_limit_shown else None,

@@ -27,7 +27,7 @@ class Answer:
     """An answer on the first screen.
 
     Attributes:
-        question: the question, such as "Fits?". With several comparisons, it ends with the name of the method.
+        question: the question, such as "Fits?". With several comparisons, "Accurate?" is followed by the method's name.
         value: the answer: a number with its unit, or a word such as "yes".
         details: phrases and numbers that explain the answer.
     """
@@ -85,7 +85,7 @@ def _answer_fast(report: ExportRecord, context: ExportContext, measured_npu_cycl
 
 
 def _answer_fast_on_cpu(report: ExportRecord, context: ExportContext) -> Answer:
-    """Answer for a program without an NPU: cycles, because the clock is not known."""
+    """Answer for a program without an NPU: cycles instead of a time, because the clock is not known."""
     methods = [method for method in report.methods if method.cpu_cycles is not None]
     if not methods:
         return Answer("Fast?", "no estimate", (_NO_ESTIMATE,))

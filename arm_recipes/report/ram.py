@@ -149,7 +149,7 @@ def compute_ram(
 ) -> Ram | None:
     """Compute the RAM of a program on a Cortex-M from its memory plans and Vela's estimates.
 
-    Returns None for a program without delegates for an Ethos-U, unless ``on_cortex_m``.
+    Returns None if the program has no Ethos-U delegates and ``on_cortex_m`` is False.
 
     Args:
         delegates: {name of a method: its delegates}, without constant methods.
@@ -204,7 +204,7 @@ def compute_ram(
 
 
 def _describe_ram_reduction(estimates: Sequence[VelaEstimates]) -> str:
-    """Compare delegates that were chosen for less RAM with those compiled for performance: their cycles and SRAM.
+    """Compare delegates that were chosen for less RAM with the same ones compiled for performance: cycles and SRAM.
 
     Empty if no delegate was chosen for less RAM.
     """

@@ -51,7 +51,7 @@ class Report(ExportRecord):
         return {key: size for delegate in self.delegates for key, size in delegate.external_blocks.items()}
 
     def to_dict(self) -> dict[str, Any]:
-        """See ``ExportRecord``."""
+        """Return the dict of ``ExportRecord``, with the external blocks and the measurements."""
         figures = [to_jsonable(run) for run in self.measurements]
         return {**super().to_dict(), "external_blocks": self.external_blocks, "measurements": figures}
 

@@ -29,10 +29,10 @@ CPP_FOLDER = Path(__file__).parent / "cpp"
 _EMULATOR_FOLDER = "emulator"
 #: Source folders of the plugin.
 _PLUGIN_FOLDERS = ("common", "host", "kernels", _EMULATOR_FOLDER)
-#: Registers the kernels at program start. The plugin does not contain this file: it registers the kernels itself.
+#: Registers the kernels at program start. The plugin does not contain this file: the plugin's own code registers them.
 _REGISTRATION_SOURCE = "kernels/cortex_m_kernels_static_registration.cpp"
 #: Source folders of ``measure_pools``, which executes a program on this machine in memory pools of given sizes. This
-#: executable contains firmware's backend. It calls the NPU emulator in the plugin, to which it is linked.
+#: executable contains the Ethos-U backend of firmware. It is linked to the plugin, and calls the plugin's NPU emulator.
 _MEASURE_POOLS_FOLDERS = ("backends/ethosu", "common", "emulator/driver", "firmware", "kernels", "payload", "tools")
 _MEASURE_POOLS_SOURCES = (
     "tools/measure_pools.cpp",
@@ -130,8 +130,8 @@ def _executorch_folder() -> Path:
 def _cache_key(executorch: Path, folders: Sequence[str] = _PLUGIN_FOLDERS, link_flags: Sequence[str] = ()) -> str:
     """Hash of ExecuTorch's version and library, flags, sources and ``CXX``.
 
-    If ``CXX`` is not set, the hash does not depend on the compiler. Then, a machine without a compiler can use the
-    cache.
+    The hash depends on the text of ``CXX``, not on the compiler itself. Therefore, a machine without a compiler can use
+    the cache.
     """
     library = (executorch / "lib" / "libexecutorch.so").stat()
     digest = hashlib.sha256(
@@ -149,7 +149,7 @@ def _cxx_variable() -> str:
 
 
 def _find_compiler(what: str) -> list[str]:
-    """Find the compiler, and return the first words of its command line; ``what`` names the binary in errors."""
+    """Find the compiler, and return its path and the flags in ``CXX``; ``what`` names the binary in errors."""
     variable = _cxx_variable()
     try:
         command_line = shlex.split(variable)
@@ -178,7 +178,7 @@ def _build_binary(
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _lock(target.parent):
-            if target.exists():  # the process that had the lock has built it
+            if target.exists():  # another process built it while this one waited for the lock
                 return
             announce(f"Building {what}, once for this version of ExecuTorch. This takes about 10 s.")
             # Build under a temporary name and rename, because another process may load the file without the lock.
@@ -206,10 +206,10 @@ def _compile(what: str, command: Sequence[str], sources: Sequence[Path], folder:
 
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    """Wait until no other process builds into ``folder``.
+    """Wait until no other process builds into ``folder``, and lock the folder inside the ``with`` block.
 
-    The operating system releases the lock of a process that ends. Some network file systems have no locks: processes
-    then build the same file, and the last one replaces it.
+    The operating system releases the lock of a process that ends. Some network file systems have no locks: several
+    processes may then build the same file, and the last one replaces it.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:

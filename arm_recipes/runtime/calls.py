@@ -25,7 +25,7 @@ def reject_old_backend_argument(named: Mapping[str, Any]) -> None:
 
 
 def describe_packed_sample(tensors: Sequence[Any], named: Mapping[str, Any]) -> str | None:
-    """Describe a call whose only argument is a whole sample (a tuple, list or dict of inputs); None for other calls."""
+    """Describe a call whose only argument is a sample (tuple, list, dict) or a list of samples; else return None."""
     if len(tensors) != 1 or named or not isinstance(tensors[0], (tuple, list, Mapping)):
         return None
     sample = tensors[0]
@@ -74,7 +74,8 @@ def check_input(
         reads_int32: whether the program converts int64 inputs to int32.
 
     Raises:
-        ValueError: the argument is not a tensor of the expected dtype and shape, or int32 cannot hold a value.
+        ValueError: the argument is not a tensor of the expected dtype and shape, or ``reads_int32`` is True and the
+            argument has an int64 value that int32 cannot hold.
     """
     import torch
     from torch._prims_common import make_contiguous_strides_for
@@ -105,7 +106,7 @@ def check_input(
     order = layout.dim_order
     inverse = [order.index(axis) for axis in range(len(order))]
     value = value.detach().cpu().permute(order).contiguous()
-    if not value.numel():  # every empty tensor is contiguous to PyTorch, but the runtime compares the strides
+    if not value.numel():  # contiguous() keeps any strides of an empty tensor, but the runtime compares them
         value = value.as_strided(value.shape, make_contiguous_strides_for(value.shape))
     return value.permute(inverse)
 

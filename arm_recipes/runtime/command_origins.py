@@ -1,8 +1,8 @@
 """Debug information of Ethos-U command streams: the TOSA operator, layer and source line of each command.
 
-The information comes from the export's record of the delegate. The record holds Vela's layers, and for each layer the
-offsets of the commands that start its operations. The commands between two such commands set registers for the later
-operation, so they have the origin of the later operation.
+The information comes from the export's record of the delegate (``DelegateRecord``). The record holds Vela's layers, and
+for each layer the offsets of the commands that start its operations. The other commands set registers for the next
+operation, so they have the origin of that operation.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class CommandOrigin:
     operation.
 
     Attributes:
-        operator: the TOSA operator.
-        layer: name of the layer in Vela's report: the name of its output tensor.
+        operator: the TOSA operator; Vela's name of it if the record does not have the operator.
+        layer: name of the layer in Vela's report, which is the name of the layer's output tensor.
         module: submodule of the user's model, as in ``named_modules()``.
         source: source line of the user's model.
         estimate: Vela's cost estimate of the layer.
@@ -55,7 +55,7 @@ class CommandOrigins:
     """Finds the origin of each command of a delegate.
 
     Args:
-        record: the export's record of the delegate. Without it, or for another backend, all origins are empty.
+        record: the export's record of the delegate. If it is None or of another backend, all origins are empty.
     """
 
     def __init__(self, record: DelegateRecord | None) -> None:
@@ -84,7 +84,7 @@ class CommandOrigins:
         """Find the origin of a command.
 
         Args:
-            offset: bytes from the first command.
+            offset: byte offset of the command from the first command of the stream.
             indexed: whether the command is an indexed DMA.
         """
         starts = self._operation_starts
@@ -94,12 +94,12 @@ class CommandOrigins:
 
 
 def main_origin(record: DelegateRecord, number: int) -> Origin:
-    """The origin with the largest share of the work of a TOSA operator; ``number`` is the operator's index."""
+    """The origin with the largest share of a TOSA operator's work; ``number`` is its index in ``tosa_operators``."""
     return max(record.origins[number], key=lambda each: each[1])[0]
 
 
 def _layer_origin(record: DelegateRecord, layer: OperationEstimate, indices: Sequence[int]) -> CommandOrigin:
-    """Origin of a layer; ``indices`` are Vela's indices of the record's operators."""
+    """Origin of a layer; ``indices`` are Vela's indices of the operators in the record's TOSA graph."""
     if layer.index not in indices:
         return CommandOrigin(layer.operator, layer.tensor, estimate=layer)
     number = indices.index(layer.index)

@@ -1,8 +1,8 @@
 """Data files (``.ptd``) of programs: named data outside the ``.pte``, in ExecuTorch's FlatTensor format.
 
-The key of a block of an Ethos-U payload ends with the first hexadecimal digits of the SHA-256 of its content
-(``payload_parts.content_key``). A data file of another program therefore lacks these keys, and changed content does not
-match its key.
+A data file holds blocks of Ethos-U payloads: command streams and weights. The key of a block ends with the first
+hexadecimal digits of the SHA-256 of the block's content (``payload_parts.content_key``). A data file of another program
+therefore lacks the keys that this program needs, and the content of a changed block does not match the block's key.
 """
 
 from __future__ import annotations

@@ -116,8 +116,8 @@ def create_delegate(
 ) -> LoadedDelegate:
     """Create the delegate of a payload. ``find_named_data`` looks up named data of the program by key.
 
-    A damaged payload can crash a Vulkan driver and this process. If the payload has a checksum, the checksum is
-    verified. Without a checksum, a VGF payload first runs in a sandbox process.
+    If the compile specs have a checksum of the payload, the checksum is verified. Without a checksum, a VGF payload
+    first runs in a sandbox process, because a damaged one can crash the Vulkan driver and this process.
 
     Raises:
         PayloadError: the payload is damaged.

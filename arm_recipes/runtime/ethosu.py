@@ -42,7 +42,7 @@ class EthosUOperation:
         region: region of the result; -1 if the result stays in the NPU, 8 for the NPU's lookup tables.
         address: offset of the result's first element in the region.
         result: the integers that the operation wrote, with shape (rows, columns, channels); for a DMA, the bytes. Empty
-            for a scatter, and if the accumulators stay in the NPU for the next operation.
+            for a scatter, and for an operation that leaves its result in the NPU's accumulators for the next operation.
     """
 
     command: str
@@ -59,7 +59,7 @@ class EthosULayerStatistics:
 
     Attributes:
         origin: the layer's name, module and source line, and Vela's cost estimate. All operations of unknown origin are
-            counted in one record.
+            counted together.
     """
 
     origin: CommandOrigin
@@ -83,10 +83,10 @@ class EthosUStatistics:
 
     Attributes:
         operations: number of ``NPU_OP_*`` commands that compute or copy.
-        commands: number of all commands of the stream, with those that only set registers.
+        commands: number of all commands of the stream, including those that only set registers.
         macs: number of multiply-accumulates of the convolutions.
         bytes_read, bytes_written: bytes that operations read and write.
-        peak: number of bytes from the start of the region to the end of the highest byte that is read or written.
+        peak: number of bytes from the start of the region to the end of the last byte that is read or written.
         touched: number of distinct bytes that are read or written.
         layers: statistics of each layer, in execution order.
     """
@@ -204,9 +204,9 @@ class EthosUDelegate:
 
         Raises:
             RunError: the stream reads or returns a byte that nothing has written (a DMA may copy such bytes), or an
-                operation does not wait for an earlier operation that accesses the same byte. The message names the
-                command, its offset and the byte. The error also occurs if scratch and fast scratch are the same memory
-                and the stream uses fast scratch.
+                operation does not wait for an earlier operation with a conflicting access to the same byte. The message
+                names the command, its offset and the byte. The error also occurs if scratch and fast scratch are the
+                same memory and the stream uses fast scratch.
         """
         if self._stream.is_aliased:
             raise RunError(

@@ -1,8 +1,8 @@
-"""Blocks of an Ethos-U payload, and external blocks.
+"""Blocks of an Ethos-U payload, including external blocks, whose data is outside the payload.
 
-Each block has a name, a length and data, aligned to 16 bytes. The data of commands and weights may be external: named
-data of the program, which several delegates may share, or named data of a data file (``.ptd``) beside the program. An
-external block holds the key of its data.
+Each block has a name, a length and data, and is aligned to 16 bytes. The data of commands and weights may be external:
+named data of the program, which several delegates may share, or named data of a data file (``.ptd``) beside the
+program. An external block holds the key of its data instead of the data.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Block:
 
     @property
     def size(self) -> int:
-        """Bytes of the data."""
+        """Number of bytes of the data."""
         return len(self.data)
 
     @property

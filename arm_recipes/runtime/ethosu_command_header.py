@@ -20,7 +20,7 @@ class StreamHeader:
         product: 55, 65 or 85.
         macs: multiply-accumulates per cycle.
         fast_scratch: bytes of fast scratch that the stream uses; None if the header does not state it (COP1).
-        separate_io: whether inputs and outputs have separate memory regions.
+        separate_io: whether inputs and outputs have memory regions of their own, instead of places in the scratch.
     """
 
     kind: str
@@ -72,9 +72,9 @@ def _read_configuration(block: Block, at: int) -> tuple[int, int]:
 def _read_cop1_header(block: Block) -> StreamHeader:
     """Read a COP1 header: the magic, then records. Each record begins with a tag word.
 
-    Bits 0 to 7 of the tag are the type of the record: 1 for the configuration, 2 for the commands, 5 for one word of
-    padding. In the tag of the commands, the other bits are the number of command words: bits 8 to 15 are the high part
-    of this number, and bits 16 to 31 the low part.
+    Bits 0 to 7 of the tag are the type of the record: 1 for the configuration, 2 for the commands, 5 for padding, which
+    is the tag word alone. In the tag of the commands, the other bits are the number of command words: bits 8 to 15 are
+    the high part of this number, and bits 16 to 31 the low part.
     """
     at, configuration = 4, None
     while block.size - at >= 4:
@@ -104,7 +104,7 @@ def _read_cop1_header(block: Block) -> StreamHeader:
 def _read_cop2_header(block: Block) -> StreamHeader:
     """Read a COP2 header, whose fields have fixed offsets (as in ``ethosu_payload.cpp``).
 
-    A newer minor version appends metadata, which this parser skips.
+    Newer minor versions may append metadata, which this parser skips.
     """
     fixed_bytes, metadata_at = 60, 28
     if block.size < fixed_bytes:

@@ -95,7 +95,7 @@ class EthosUPayloadContent:
         commands: the command stream.
         header_bytes: size of the stream's header, which comes before the first command.
         weights: the weights; empty if they are outside the payload and the caller passed no ``find_named_data``.
-        has_external_weights: whether the weights are outside the payload, so that several delegates may share them.
+        has_external_weights: whether the weights are outside the payload. Several delegates may then share them.
     """
 
     payload: EthosUPayload
@@ -247,8 +247,8 @@ def _check_overlaps(block: Block, tensors: list[EthosUTensor], *, may_repeat: bo
     Args:
         block: the block of the inputs or of the outputs.
         tensors: tensors of the block.
-        may_repeat: whether two tensors may have the same address and size. Two outputs do if the model returns a tensor
-            twice.
+        may_repeat: whether two tensors may have the same address and size. Two outputs have them if the model returns a
+            tensor twice.
     """
     ends = [tensor.offset + tensor.nbytes for tensor in tensors]
     for i, tensor in enumerate(tensors):

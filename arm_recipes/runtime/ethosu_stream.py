@@ -73,8 +73,8 @@ class EmulatedStream:
         scratch, fast_scratch: sizes of these regions in bytes. Fast scratch is reduced to the part that the stream
             accesses.
         inputs, outputs: locations of the tensors. The data of an input without a location is ignored.
-        shared: whether streams with the same weights share their memory. A stream that writes to a page of this memory
-            gets a copy of the page.
+        shared: whether all streams that are loaded from the same ``weights`` buffer share one copy of it. A stream that
+            writes to a page of this copy gets a page of its own.
         one_arena: whether scratch and fast scratch are the same memory.
         variables: tensors that have a value before the stream writes them.
 

@@ -67,8 +67,8 @@ _SCALAR_TYPES |= {15: "bfloat16", 23: "float8_e5m2", 24: "float8_e4m3fn"}
 #: bytes.
 _RAW_BYTE_DTYPES = {"bfloat16": "V2", "float8_e5m2": "V1", "float8_e4m3fn": "V1"}
 
-#: The backend of TOSA graphs. The delegates of reference programs use it, with graphs that were lowered for another
-#: target, such as an NPU.
+#: The backend of TOSA graphs. Reference programs use it, too. A reference program is a copy of a program for another
+#: target, such as an NPU. Its payloads are the TOSA graphs that the delegates of the original were compiled from.
 _REFERENCE_BACKEND = "TOSABackend"
 
 _exceptions = threading.local()
@@ -213,7 +213,7 @@ class _Executor:
             ]
             sources, targets = arrays[: len(delegate.inputs)], arrays[len(delegate.inputs) :]
             listener: Callable[[DelegateExecution], None] | None = getattr(_listeners, "listener", None)
-            # The memory plan may place an output over an input.
+            # Copy before the run, because the memory plan may place an output over an input.
             inputs = () if listener is None else tuple(array.copy() for array in sources)
             results = delegate.run(sources)
             for target, result in zip(targets, results, strict=True):
@@ -298,7 +298,8 @@ def register_backends() -> Sequence[_Executor]:
     Afterwards, ``executorch.runtime`` can also run programs with these backends.
 
     Raises:
-        RuntimeUnavailable: the plugin cannot be built or loaded, or other code has registered these backends.
+        RuntimeUnavailable: the plugin cannot be built or loaded, or ExecuTorch's runtime cannot register its backends
+            and kernels, for example because other code has registered these backends.
     """
     # Registers the quantize and dequantize kernels that VGF programs need; ExecuTorch's base runtime lacks them.
     import_quietly("executorch.kernels.quantized")

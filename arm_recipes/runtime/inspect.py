@@ -49,7 +49,8 @@ class DelegateInspection:
     Attributes:
         backend: backend id.
         payload_bytes: size of the payload.
-        payload: description of the payload; None if it could not be parsed or the backend is not of this package.
+        payload: description of the payload; None if it could not be parsed, or if it is of a backend that this package
+            does not provide.
         problem: why the payload of an Arm backend could not be parsed, for example damage or a missing data file; else
             None.
         compile_specs: compile specs whose value is text.
@@ -96,7 +97,7 @@ class Inspection(Renderable):
         constants: results of the constant methods, by method. Methods that publish quantization parameters are omitted.
         named_data: size in bytes of each entry of the named data, by key.
         data_file: size in bytes of each entry of the data file (``.ptd``), by key; empty if the program needs no data
-            file.
+            file, or if there is none.
     """
 
     program_bytes: int
@@ -144,7 +145,8 @@ def inspect_program(
 
     Raises:
         ValueError: a file cannot be read.
-        ProgramError: a file is damaged, or is neither a program nor a data file. This is a ``ValueError``.
+        ProgramError: a file is damaged, ``source`` is not a program, or ``ptd`` is not a data file. This is a
+            ``ValueError``.
     """
     if isinstance(source, (bytearray, memoryview)):
         source = bytes(source)

@@ -11,7 +11,7 @@ _Result = TypeVar("_Result")
 
 
 def once(function: Callable[[], _Result]) -> Callable[[], _Result]:
-    """Call a function once and cache its result. Concurrent callers wait; after an exception, the next call retries.
+    """Make a function run once and cache its result. Concurrent callers wait; after an error, the next call retries.
 
     ``functools.lru_cache`` alone would let several threads call the function concurrently before it returns a result.
     """

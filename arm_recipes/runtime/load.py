@@ -37,7 +37,7 @@ def load(
             damaged or belongs to another program, ``load`` warns and ignores the file.
 
     Raises:
-        FileNotFoundError: the file does not exist.
+        FileNotFoundError: a given file does not exist.
         TypeError: an argument is neither a path nor bytes.
         ProgramError: a path is a directory, a file is not a program or is damaged, or a TFLite model has operators on
             the CPU or several operators for the NPU. This is a ``ValueError``.

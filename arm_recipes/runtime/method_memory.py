@@ -2,7 +2,7 @@
 
 The runtime allocates one object after the other, each at the alignment of its type. This module adds the sizes in the
 same order, with the same alignments, for 32-bit or 64-bit pointers. ``firmware.memory_pools.measure_pools`` compares
-the size for 64-bit pointers with a run on this machine.
+the result for 64-bit pointers with a run on this machine.
 """
 
 from __future__ import annotations
@@ -114,9 +114,9 @@ def method_allocator_bytes(plan: schema.ExecutionPlan, bits: int, has_data_file:
 
 
 def kernel_lookup_bytes(plan: schema.ExecutionPlan, bits: int) -> int:
-    """Bytes of the temp allocator that the runtime uses to look up kernels.
+    """Bytes that the runtime takes from the temp allocator to look up kernels.
 
-    If the temp allocator is smaller, the runtime takes these bytes from the method allocator, and never frees them.
+    If the temp allocator is smaller than that, the runtime takes them from the method allocator, and never frees them.
     """
     size, _ = TYPE_LAYOUTS[bits].named["executorch::runtime::TensorMeta"]
     counts = [len(call.args) for call in _list_calls(plan) if isinstance(call, schema.KernelCall)]
@@ -124,7 +124,7 @@ def kernel_lookup_bytes(plan: schema.ExecutionPlan, bits: int) -> int:
 
 
 def planned_bytes(plans: Sequence[schema.ExecutionPlan]) -> tuple[dict[str, int], tuple[int, ...]]:
-    """Bytes of the memory-planned buffers, which hold the tensors outside delegates.
+    """Bytes of the memory-planned buffers, which hold the tensors outside delegates, and planned scratch of delegates.
 
     Returns:
         ({name of a method: bytes of its first buffer}, (bytes of the second buffer, ...)). All methods share the second

@@ -30,7 +30,7 @@ def unflatten_outputs(outputs: Sequence[Any], encoded: str, mutated_inputs: int)
         _, tree = json.loads(encoded)
         structure = _unflatten_node(tree, leaves)
     except (KeyError, RecursionError, StopIteration, TypeError, ValueError):
-        structure = leaves  # no record, or a damaged one
+        structure = leaves  # no treespec, or a damaged one
     if structure is leaves or next(leaves, leaves) is not leaves:
         return model_outputs[0] if len(model_outputs) == 1 else model_outputs
     return structure

@@ -33,7 +33,8 @@ def content_key(data: bytes | memoryview, prefix: str = WEIGHTS_PREFIX) -> str:
 def matches_key(key: str, data: bytes | memoryview) -> bool:
     """Whether the digest in a key matches ``data``.
 
-    A key without a prefix of this package, which another exporter wrote, contains no digest. The result is then True.
+    A key that does not begin with a prefix of this package comes from another exporter, and contains no digest. The
+    result is then True.
     """
     prefix = next((prefix for prefix in (WEIGHTS_PREFIX, COMMANDS_PREFIX) if key.startswith(prefix)), None)
     return prefix is None or content_key(data, prefix) == key
@@ -54,7 +55,8 @@ def join_parts(payload: bytes | memoryview, find_named_data: NamedDataLookup) ->
         find_named_data: looks up named data of the program.
 
     Raises:
-        PayloadError: a part is missing, or the payload is damaged.
+        PayloadError: there is no named data with a key, or the result of ``encode_parts`` is damaged. A damaged Ethos-U
+            payload is returned unchanged.
     """
     if bytes(payload[: len(_MAGIC)]) != _MAGIC:
         return inline_external_blocks(payload, find_named_data)

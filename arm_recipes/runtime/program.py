@@ -1,6 +1,6 @@
 """``Program``: run a ``.pte`` on this machine, in ExecuTorch's runtime.
 
-The host plugin passes each delegate to the emulator or interpreter for the delegate's backend.
+The host plugin passes each delegate to its executor: the NPU emulator, the TOSA reference model, or Vulkan.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Program:
         self._initialize(data, content, {name: read_signature(content, name) for name in content.methods})
 
     def _initialize(self, data: bytes, content: PteProgram, signatures: Mapping[str, Signature]) -> None:
-        # Assigned before ``data``, and thus released before it, because the loaded methods read ``data``.
+        # Assigned before ``data``, so that they are released before ``data``, which the loaded methods read.
         self._methods: dict[str, Any] = {}
         self._shared_program: Any = None
         self.content = content
@@ -141,8 +141,8 @@ class Program:
         Raises:
             ValueError: there is no such method, ``backend`` is unknown, or a tensor has the wrong shape or dtype. For a
                 method with several sizes, also: the inputs are larger than all sizes, or no size fits exactly and
-                ``pad`` has no number for an input. For a method with delegates of an Arm backend, also: int32 cannot
-                hold a value of an int64 tensor.
+                ``pad`` has no number for an input. For a method with delegates of an Arm backend, also: an int64 tensor
+                has a value that int32 cannot hold.
             RunError: the run failed, this machine lacks a dependency, which the message names, or ``backend="tosa"``
                 needs a reference program and none is loaded.
         """
@@ -356,8 +356,8 @@ class Program:
     def _load_method(self, name: str) -> Any:
         runtime = self._checked_runtime(name)
         if not self._shares_state:
-            # Load the program once for each method. The methods of one loaded program share planned memory, so that a
-            # method would overwrite the mutable buffers of another method.
+            # Load the program once for each method. The methods of one loaded program share planned memory, so a method
+            # would overwrite the mutable buffers of another method.
             return runtime.load_program(self.data).load_method(name)
         if self._shared_program is None:
             # Load all methods now, because loading a method later would reset the shared buffers to their initial

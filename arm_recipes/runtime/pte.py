@@ -31,7 +31,7 @@ class PteTensor:
 
     Attributes:
         dtype: PyTorch's name of the dtype, for example ``int8``.
-        shape: shape; its upper bound if ``dynamic``.
+        shape: the shape; if ``dynamic``, the upper bound of each dimension.
         dynamic: whether the method also accepts or returns tensors that are smaller than ``shape``.
         dim_order: dimensions from the outermost to the innermost in memory.
     """
@@ -231,7 +231,7 @@ def _describe_value(value: Table) -> PteTensor | str:
 
 
 def _constant_value(value: Table) -> object:
-    """Read a constant: its value, or a tensor's description; None for types that are never constants in ExecuTorch."""
+    """Read the value of a constant, or describe a tensor; None for types that are never constants in ExecuTorch."""
     description = _describe_value(value)
     if description == "Int":
         return _union_table(value).number(schema.Scalar.value, "q")

@@ -1,7 +1,7 @@
 """Sandbox process, ``python sandbox.py BACKEND < payload``: run an untrusted payload once, with zeros as inputs.
 
 The exit code is 0 on success, and ``SANDBOX_UNAVAILABLE_EXIT_CODE`` if this machine lacks a dependency. The error
-message is one line on standard error. The process is separate, because the payload may crash it.
+message is one line on standard error. The payload runs in a process of its own, because it may crash the process.
 """
 
 from __future__ import annotations

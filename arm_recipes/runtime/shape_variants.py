@@ -54,7 +54,7 @@ class StoredShapeVariants:
         return sizes
 
     def select_method(self, sizes: Mapping[str, int], pad: Pad | None) -> str:
-        """Select the variant with exactly these sizes, else the smallest one (by product of sizes) that fits.
+        """Select the variant with exactly these sizes, else the smallest (by product of sizes) that is large enough.
 
         Raises:
             ValueError: no variant is large enough, or no variant has exactly these sizes and ``pad`` is None.

@@ -100,7 +100,7 @@ def read_signature(program: PteProgram, method: str) -> Signature:
 
 
 def _constant_method_result(program: PteProgram, method: str) -> object:
-    """Result of a constant method; None if there is no such method, or if it has several results."""
+    """Result of a constant method; None unless there is such a constant method and it has exactly one result."""
     description = program.methods.get(method)
     return (
         description.constants[0]
@@ -115,7 +115,7 @@ def encode_metadata(
     program_digest: str | None = None,
     shape_variants: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """Encode the metadata: names of inputs and outputs by method.
+    """Encode the metadata: names of inputs and outputs by method, and the optional entries below.
 
     Args:
         methods: {method: (its inputs, its outputs)}.
@@ -143,7 +143,7 @@ def insert_checksum(chunks: Sequence[bytes]) -> list[bytes | memoryview]:
         chunks: the program in consecutive chunks; one of them holds the metadata.
 
     Returns:
-        The program in chunks. They are views of the arguments, so that large weights are in memory only once.
+        The program in chunks. They refer to the memory of the arguments, so that large weights are in memory only once.
     """
     placeholder, checksum = _CHECKSUM_PREFIX + _CHECKSUM_PLACEHOLDER.encode(), 0
     for chunk in chunks:

@@ -27,8 +27,8 @@ from arm_recipes.runtime.tosa_flatbuffer import (
 )
 
 Array = np.ndarray[Any, Any]
-#: {attribute field: type}. A type is a TOSA enumeration, a letter of a ``struct`` format, or "bytes". All other fields
-#: are vectors of int32.
+#: {attribute field: type}. A type is a TOSA enumeration, a letter of a ``struct`` format, or "bytes". A field that is
+#: not listed is a vector of int32.
 _FIELD_TYPES: Final = {
     "nan_mode": "NanPropagationMode",
     "rounding_mode": "RoundingMode",
@@ -39,7 +39,7 @@ _FIELD_TYPES: Final = {
     **dict.fromkeys(("local_bound", "per_channel", "round", "scale32", "input_unsigned", "output_unsigned"), "?"),
     **dict.fromkeys(("min_val", "max_val"), "bytes"),
 }
-#: Constant operands that are vectors. The graph stores all other constant operands as numbers.
+#: Constant operands that are vectors. The graph stores shapes as lists, and all other constant operands as numbers.
 _VECTOR_OPERANDS: Final = {("RESCALE", "multiplier"), ("RESCALE", "shift"), ("TABLE", "table")}
 #: {operator with nested graphs: names of its two graphs, in the order of its attribute fields}.
 _NESTED_GRAPHS: Final = {"COND_IF": ("then_graph", "else_graph"), "WHILE_LOOP": ("cond_graph", "body_graph")}
@@ -172,7 +172,7 @@ class _Block:
         return op
 
     def _create_value(self, name: str, graph_name: str) -> Value:
-        """Create the value, named ``graph_name``, of the tensor ``name``. A second value of a tensor is an error."""
+        """Create the value of the tensor ``name``, and name it ``graph_name``. A tensor must not get two values."""
         tensor = self.tensors.get(name)
         if tensor is None or name in self.values:
             raise PayloadError(f"the tensor '{name}' is {'missing' if tensor is None else 'defined twice'}")

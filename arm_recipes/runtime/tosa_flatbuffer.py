@@ -143,10 +143,10 @@ def read_tosa_payload(data: memoryview) -> TosaPayload:
 
 @dataclass(frozen=True)
 class TosaOperator:
-    """An operator of a TOSA flatbuffer that is not a constant.
+    """A TOSA operator in a flatbuffer. Constants are not represented as operators.
 
     Attributes:
-        index: Vela's index of the operator: its index among all operators, including constants.
+        index: Vela's index of the operator, which counts all operators, including constants.
         inputs, outputs: names of tensors.
         result: description of the first output.
     """
@@ -219,7 +219,7 @@ def _describe_tensors(names: Iterable[str], tensors: dict[str, Table]) -> tuple[
 
 
 def replace_outputs(flatbuffer: bytes, names: Sequence[str]) -> bytes:
-    """Make the tensors ``names`` the outputs of a graph without nested graphs, in place of its own outputs.
+    """Replace the outputs of a graph by the tensors ``names``. The graph must not contain nested graphs.
 
     References in a flatbuffer point forward, so the new list of outputs is appended to the file.
     """

@@ -25,7 +25,7 @@ class TracedOperation:
     auxiliary operation, such as the DMA of a layer's weights, has the names of the layer that it serves.
 
     Attributes:
-        delegate_index: index of the delegate execution in the run.
+        delegate_index: index of the delegate's execution among all delegate executions of the run.
         command: operation of the NPU, for example ``NPU_OP_CONV``.
         offset: byte offset of the command from the start of the stream's header.
         operator, layer, module, source: see ``CommandOrigin``.

@@ -30,10 +30,10 @@ _VULKAN_FORMATS = {
     "float16": "R16Sfloat",
     "float32": "R32Sfloat",
 }
-#: Number of runs after which a new scenario replaces the old one. While a scenario exists, the scenario runner (0.11)
-#: leaks 430 bytes of timings per run. Creating a scenario takes a third of a second for a small network. With 500 runs
-#: per scenario, resident memory was constant from run 7,000 to run 16,000. With 4,000 runs per scenario, resident
-#: memory grew, because the freed blocks were too large for reuse.
+#: Number of runs after which a new scenario (tensors and pipeline in the scenario runner) replaces the old one. Until a
+#: scenario is deleted, the scenario runner (0.11) leaks 430 bytes of timings per run. Creating a scenario takes a third
+#: of a second for a small network. With 500 runs per scenario, resident memory was constant from run 7,000 to run
+#: 16,000. With 4,000 runs per scenario, resident memory grew, because the freed blocks were too large for reuse.
 _RUNS_PER_SCENARIO = 500
 
 

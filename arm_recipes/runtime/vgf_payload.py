@@ -67,7 +67,7 @@ class VgfPayload:
     Attributes:
         segments: number of segments. Each segment is a graph or a shader. Segments run in sequence.
         constant_bytes: size of the section with the constants.
-        bindings: number of the descriptor binding of each input, then of each output.
+        bindings: numbers of the descriptor bindings: first those of the inputs, then those of the outputs.
     """
 
     segments: int

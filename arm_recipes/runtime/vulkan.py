@@ -80,7 +80,8 @@ def set_up_vulkan() -> Vulkan:
     """Choose the loader for this process, and check the driver. Later calls return the same choice.
 
     Raises:
-        RuntimeUnavailable: a recent loader, a driver, or the emulation layer is missing.
+        RuntimeUnavailable: there is no recent loader or no driver, or the driver needs the emulation layer, which is
+            missing.
     """
     path, loader = _load_loader()
     devices = _device_extensions(loader)

@@ -1,6 +1,7 @@
 """Calibration data: the samples of a recipe, and checks on the samples that reach the prepared model.
 
-The checks are post-prepare and pre-convert passes of the recipe, so ExecuTorch's own ``export`` also runs them.
+The prepared model is the captured model with observers. The checks are post-prepare and pre-convert passes of the
+recipe, so ExecuTorch's own ``export`` also runs them.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Calibration:
         """Yield the samples as ``Inputs``, with the batch sizes of the source.
 
         Raises:
-            ValueError: the source is not iterable, there are no samples, or one is not a valid model input.
+            ValueError: the source is not iterable, there are no samples, or a sample is not a valid model input.
         """
         yield from self._samples(None)
 

@@ -53,7 +53,7 @@ def as_inputs(sample: Any, description: str, suffix: str = "") -> Inputs:
     Args:
         sample: a tensor or array, a tuple or list of inputs, a dict of keyword inputs, or ``Inputs``.
         description: name of the sample in messages. The path of an invalid item is appended, for example ``['x']``.
-        suffix: text after that path, such as " of method 'forward'".
+        suffix: text to append after that path, such as " of method 'forward'".
 
     Raises:
         ValueError: the sample has another type, or contains a value of another type.
@@ -128,7 +128,7 @@ def input_description(sample: str, index: int, name: str) -> str:
 
 @dataclass(frozen=True)
 class InputSignature:
-    """The input signature of a model, as flat leaves.
+    """The input signature of a model: the structure of its inputs as a pytree, and what each leaf must be.
 
     Attributes:
         names: names of the leaves, for messages.
@@ -303,9 +303,9 @@ def _matches_shape(shape: torch.Size, expected: torch.Size) -> bool:
 def rebatch(samples: Iterable[Inputs], input_signature: InputSignature) -> Iterator[Inputs]:
     """Rebatch the batches of a ``DataLoader`` to the batch size of ``input_signature``, by splitting or concatenating.
 
-    The first dimension is the batch dimension. The last, incomplete batch is filled by repeating its items, so that
-    every item is used. A sample that has the right batch size already is yielded unchanged. A sample that differs in
-    more than the batch size is yielded unchanged too, because later checks report it.
+    The first dimension is the batch dimension. If the last batch is incomplete, its items are repeated to fill it, so
+    that every item is used. A sample that has the right batch size already is yielded unchanged. A sample that differs
+    in more than the batch size is yielded unchanged too, because later checks report it.
     """
     pending: list[torch.Tensor] = []
     leaves: list[Any] = []

@@ -32,8 +32,8 @@ def models_by_method(model: Any) -> dict[str, Model]:
     """Return the models by method name. A single model is the method 'forward'. Files are loaded.
 
     Raises:
-        ValueError: the file does not exist or is not a saved program, a program has operands of unequal dtypes, the
-            name of a method is not an identifier, or the dict is empty.
+        ValueError: the file does not exist or is not a saved program, a program has an operator with operands of
+            unequal dtypes, the name of a method is not an identifier, or the dict is empty.
         TypeError: a value is not a model (a state dict, for example), is a quantized model, or has a weight of a tensor
             subclass without ``dequantize()``.
     """
@@ -235,7 +235,7 @@ def resolve_loaders(samples: Any) -> Any:
 def batch_size_notes(samples: Any, models: Mapping[str, Model], examples: Examples) -> list[str]:
     """Return notes on the batch size of methods whose samples are a ``DataLoader`` or a bare tensor.
 
-    A second note names items of a ``DataLoader``'s batches that the model gets as inputs, but that may be labels.
+    A second note names items of a ``DataLoader``'s batches that become inputs of the model, but may be labels.
 
     An ``ExportedProgram`` gets no note, because its batch size is fixed. A method with other samples, such as a list,
     gets none, because the user chose their batch size.
@@ -281,8 +281,8 @@ def _bare_tensor_notes(method: str, tensor: torch.Tensor | np.ndarray[Any, Any])
 def _batch_size(loader: DataLoader[Any], first: Inputs) -> int:
     """Return the number of items of the first batch.
 
-    Returns 1 if the loader yields single samples (``batch_size=None``), or if the first dimension of the inputs cannot
-    be the batch dimension: its size differs among the inputs, or is larger than the loader's batch size.
+    Returns 1 if the loader yields single samples (``batch_size=None``). Also returns 1 if the first dimension of the
+    inputs cannot be the batch dimension, because its size differs among the inputs or exceeds the loader's batch size.
     """
     tensors = [leaf for leaf in InputSignature.from_inputs(first).leaves if isinstance(leaf, torch.Tensor)]
     sizes = {tensor.shape[0] if tensor.dim() else 1 for tensor in tensors}

@@ -17,8 +17,8 @@ from arm_recipes.samples.export_arguments import Examples, Model
 def to_channels_last(models: Mapping[str, Model], examples: Examples) -> tuple[dict[str, Model], Examples]:
     """Convert every input of shape (N, C, H, W) to ``torch.channels_last``.
 
-    An ``ExportedProgram`` with such an input is replaced by its module, which is captured again, because a graph is
-    valid only for the memory formats of its trace.
+    An ``ExportedProgram`` with such an input is replaced by its module. The module is then captured again, because a
+    graph is valid only for the memory formats of its trace. A method without such an input gets a warning.
 
     Returns:
         models and samples by method.

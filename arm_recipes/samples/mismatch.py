@@ -31,7 +31,7 @@ from arm_recipes.samples.operand_dtypes import RequireEqualDtypes
 
 #: Trials stop after this number of seconds.
 _MAX_SECONDS = 20.0
-#: Sizes that differ from the estimated size by at most this number are tried.
+#: Spatial sizes are tried if they differ from the estimated size by at most this number.
 _SIZE_RADIUS = 3
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -45,7 +45,8 @@ def check_arguments(model: Any, sample: Inputs, description: str) -> None:
         description: name of the sample in messages.
 
     Raises:
-        ValueError: the sample does not fit the model. The message lists the inputs of the model.
+        ValueError: the sample does not fit the model. The message lists the inputs of the model, or names the input
+            that does not fit.
     """
     if isinstance(model, ExportedProgram):
         input_signature = InputSignature.from_program(model)
@@ -204,8 +205,9 @@ def _weight_dtype(model: torch.nn.Module) -> torch.dtype:
 def _list_changes(tensors: Mapping[int, torch.Tensor], weight_dtype: torch.dtype) -> Iterator[tuple[_Change, ...]]:
     """Yield the changes of dtype, axis order and batch dimension to try.
 
-    Every item converts the floating-point inputs to the dtype of the weights. The first item does only this. In each
-    later item, one input also gets another dtype or shape, or all inputs get a batch dimension.
+    Every item converts the floating-point inputs to the dtype of the weights. The first item does only this; it is
+    omitted if all have this dtype. In each later item, one input also gets another dtype or shape, or all inputs get a
+    batch dimension.
     """
     dtypes = {
         index: weight_dtype if kind_of(tensor.dtype) is ScalarKind.FLOAT else tensor.dtype
@@ -239,7 +241,7 @@ def _change(index: int, tensor: torch.Tensor, dtype: torch.dtype, conversion: Co
 
 
 def _find_layer(error: Exception, model: torch.nn.Module) -> tuple[str, torch.nn.Module, torch.Tensor] | None:
-    """Find the innermost layer whose call raised: its name, the layer, and its input."""
+    """Find the innermost layer whose call raised ``error``, and return its name, the layer, and the layer's input."""
     names = {id(module): name for name, module in model.named_modules()}
     found = None
     for frame, _ in traceback.walk_tb(error.__traceback__):

@@ -1,6 +1,6 @@
-"""Operand dtypes of matrix products and recurrent layers must be equal. PyTorch checks this only at run time.
+"""Check of operand dtypes: all operands of a matrix product or recurrent layer must have the same dtype.
 
-Tracing accepts unequal dtypes, so this module checks them.
+PyTorch checks this only at run time. Tracing accepts unequal dtypes, so this module checks them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Labels of a ``DataLoader`` that would become an optional input of the model: ``forward(x, labels=None)``.
 
 The batches of a ``DataLoader`` are usually (inputs, labels). If the model's second parameter is required, the second
-tensor of a batch is its input. If the parameter is optional, this tensor may be the labels or the input. A tensor
-with one integer or boolean per sample of the batch is refused. A tensor with one float per sample is an input, and the
-report gets a note. Tensors of other shapes are inputs. For a parameter named after labels, such as ``target``, every
-tensor is refused.
+tensor of a batch is the argument for it. If the parameter is optional, this tensor may be the labels or the argument.
+A tensor with one integer or boolean per sample of the batch is refused. A tensor with one float per sample is an
+argument, and the report gets a note. Tensors of other shapes are arguments. For an optional parameter named after
+labels, such as ``target``, every tensor is refused.
 """
 
 from __future__ import annotations

@@ -57,5 +57,5 @@ def reject_quantized_model(model: torch.nn.Module) -> None:
 
 
 def _is_packed(value: Any) -> bool:
-    """Whether an attribute is an object with packed weights. FX quantization stores them in the graph module itself."""
+    """Whether an attribute is an object with packed weights. FX quantization adds such attributes to a graph module."""
     return isinstance(value, torch.ScriptObject) and "PackedParams" in str(value._type())

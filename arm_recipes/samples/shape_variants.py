@@ -29,7 +29,7 @@ class ShapeVariants:
     Attributes:
         sizes_by_method: sizes of the dimensions by exported method, for example ``{"forward__seq_8": {"seq": 8}}``.
         inputs: names of the dynamic dimensions of each input tensor, by axis, for example ``[{1: "seq"}]``.
-        outputs: the same for each output tensor. ``infer_output_axes`` sets it.
+        outputs: names of the dynamic dimensions of each output tensor, by axis. ``infer_output_axes`` sets it.
     """
 
     sizes_by_method: dict[str, dict[str, int]]
@@ -133,8 +133,9 @@ def expand_methods_by_size(
 def program_axes(program: ExportedProgram) -> list[DynamicAxes]:
     """Return the dynamic dimensions of each input of a program, in the order of ``InputSignature``.
 
-    A saved program does not have the names of its dimensions. A dimension gets the name of the first input and axis
-    with this size: ``x_0`` for axis 0 of input ``x``. Other sizes must be linear in such a size, such as ``2 * x_0``.
+    A saved program lacks the names of its dimensions. If the size of an axis is a symbol, the dimension is named after
+    the first input and axis with this symbol: ``x_0`` for axis 0 of input ``x``. All other symbolic sizes must be
+    linear in one of these symbols, such as ``2 * x_0``.
 
     Raises:
         ValueError: the size of an axis is another expression.

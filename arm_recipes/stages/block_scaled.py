@@ -17,8 +17,8 @@ from arm_backend_core.ops.block_scaled import MX_CONV2D, MX_LINEAR, TORCHAO_FORM
 class MXConfig(AOBaseConfig):
     """Configuration for torchao's ``quantize_``: ``quantize_(model, MXConfig("fp4e2m1"), can_block_scale)``.
 
-    Recipes with ``mx="fp4e2m1"`` make this call. It replaces layers by layers that round their weight and input to
-    an MX format: ``format`` elements in blocks of 32 channels, with one power-of-two scale per block.
+    A recipe with the option ``mx`` makes such a call. The call replaces layers by layers that round their weight and
+    input to an MX format: ``format`` elements in blocks of 32 channels, with one power-of-two scale per block.
 
     Args:
         format: element type: "fp8e4m3", "fp8e5m2", "fp6e2m3", "fp6e3m2" or "fp4e2m1".
@@ -104,10 +104,10 @@ def describe_layers_without_block_scales(model: nn.Module, method: str) -> tuple
 
 @register_quantize_module_handler(MXConfig)
 def _to_block_scaled(module: nn.Module, config: MXConfig) -> nn.Module:
-    """Change the class of a layer in place.
+    """Block-scale a layer, if ``can_block_scale``, by a change of its class in place.
 
-    Therefore, its parameters keep their names, modules that share the layer still share it, and it may be the root
-    module.
+    Because the object stays the same, its parameters keep their names, modules that share the layer still share it, and
+    it may be the root module.
     """
     if can_block_scale(module):
         module.__class__ = MXLinear if isinstance(module, nn.Linear) else MXConv2d

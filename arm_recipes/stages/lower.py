@@ -96,9 +96,10 @@ class FastLowerStage(EdgeTransformAndLowerStage):
 
 
 def _delegate_methods(partitioner: Any, programs: Mapping[str, ExportedProgram]) -> dict[str, ExportedProgram]:
-    """Partition and delegate every method. If Vela fails on the chosen alternatives, try again without alternatives.
+    """Partition and delegate every method. If this fails with the chosen alternatives, try again without a search.
 
-    The cost model compiles each region with Vela, but Vela may still fail on the whole graph.
+    An alternative is another lowering of a region. The cost model of the search compiles single regions with Vela, so
+    Vela may still fail on the whole graph.
     """
     from arm_backend_core import compilation_log
     from arm_backend_core.errors import CompileError

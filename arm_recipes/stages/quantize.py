@@ -46,8 +46,8 @@ class AlgorithmRecipe(QuantizationRecipe):
 def recipe_algorithms(recipe: QuantizationRecipe) -> Collection[str]:
     """Return the algorithms of a recipe.
 
-    A combined recipe has the algorithms that all its quantizers of this package name. A recipe without such a quantizer
-    has the default algorithms.
+    A combined recipe has the algorithms that are common to its quantizers of this package. A recipe without such a
+    quantizer has the default algorithms.
     """
     if isinstance(recipe, AlgorithmRecipe):
         return recipe.algorithms
@@ -99,7 +99,7 @@ class _RejectOption:
     """Pre-prepare pass that rejects an option: ``qat`` or ``min_sqnr``.
 
     With a single ``ArmQuantizer``, ``FastQuantizeStage`` supports these options and skips this pass. Otherwise the pass
-    runs, because ExecuTorch's stage and torchao do not train with fake quantization, and compute no SQNR.
+    runs, because ExecuTorch's stage and torchao support neither this package's training nor an SQNR limit.
 
     Attributes:
         name: name of the option.

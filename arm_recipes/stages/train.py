@@ -97,8 +97,9 @@ class FakeQuantizedModel(torch.nn.Module):
     def forward(self, *args: Any, **keywords: Any) -> Any:
         """Compute the model with fake quantization.
 
-        Inputs may have any shapes that the model accepts. The model is captured once for each combination of shapes,
-        dtypes and values that are not tensors. A ``GraphModule`` accepts only the shapes that it was captured with.
+        Inputs may have any shapes that the model accepts. The model is captured once for each combination of shapes and
+        dtypes of the tensors, and values of the other inputs. A ``GraphModule`` accepts only the shapes that it was
+        captured with.
 
         Raises:
             ValueError: the inputs differ from the samples in structure, are on another device than the parameters, or
@@ -160,8 +161,8 @@ class FakeQuantizedModel(torch.nn.Module):
     def reset_state(self) -> None:
         """Reset the mutated buffers, such as a recurrent state, to the values that they had at preparation.
 
-        Calls change these buffers, but an optimizer does not train them. A change from training to evaluation mode, and
-        the export, reset them.
+        Calls change these buffers, but an optimizer does not train them. They are also reset by a change from training
+        to evaluation mode, and by the export.
         """
         tensors = named_tensors(self.model)
         with torch.no_grad():

@@ -23,7 +23,7 @@ inline constexpr char kChecksumSpec[] = "payload_crc32";
 
 // The CRC-32 of zlib: polynomial 0xEDB88320, lowest bit first, inverted before and after.
 inline uint32_t crc32(const void* data, size_t size) {
-  // The table covers half a byte, so it occupies 64 bytes of firmware instead of 1 KiB.
+  // The table covers half a byte, so it occupies 64 bytes of firmware. A table for whole bytes would occupy 1 KiB.
   static constexpr uint32_t kTable[16] = {
       0x00000000, 0x1DB71064, 0x3B6E20C8, 0x26D930AC, 0x76DC4190, 0x6B6B51F4, 0x4DB26158, 0x5005713C,
       0xEDB88320, 0xF00F9344, 0xD6D6A3E8, 0xCB61B38C, 0x9B64C2B0, 0x86D3D2D4, 0xA00AE278, 0xBDBDF21C,

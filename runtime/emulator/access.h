@@ -51,7 +51,7 @@ inline bool is_read_by_kernel(int32_t at, Upscale upscale, int32_t results, int3
   for (int32_t part = 0; part < (upscale == Upscale::kNearest ? 2 : 1); ++part) {
     // `place` is the position of the element on the upscaled and padded axis. Tap i reads this element for the window
     // that starts at place - i * dilation. The window exists if its start is a multiple of the stride in [0, end).
-    // `stride` consecutive taps are enough, because the remainders of the starts repeat after `stride` taps.
+    // Testing `stride` consecutive taps is sufficient, because the remainders of the starts repeat after `stride` taps.
     const int64_t place = int64_t{at} * factor + part + padding, end = int64_t{results} * stride;
     const int64_t first = std::max<int64_t>(0, (place - end) / dilation + (place >= end ? 1 : 0));
     const int64_t last = std::min<int64_t>({kernel - 1, place / dilation, first + stride - 1});
@@ -91,8 +91,8 @@ void visit_ifm(const Operation& op, Visit visit) {
   }
 }
 
-// Calls `visit(operand, region, start, end)` for the indices and rows of a DMA. Stops at the first index or address
-// that is out of range, because the execution of the DMA reports this error.
+// Calls `visit(operand, region, start, end)` for the indices and rows of a DMA. Stops at the first invalid index, and
+// at the first address that is negative or near the limit of 64 bits: the execution of the DMA reports these errors.
 template <typename Visit>
 void visit_dma(const Dma& d, const NpuState& state, Visit visit) {
   const int source = d.from_tables ? kTableRegion : d.source_region;

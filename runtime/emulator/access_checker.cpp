@@ -41,8 +41,8 @@ void AccessChecker::Queue::push(const InFlight& entry) {
 
 void AccessChecker::prepare(const Configuration& npu, const NpuState& state, size_t weights, size_t operations,
                             std::vector<ByteRange> inputs, std::vector<ByteRange> outputs, uint32_t fatal_findings) {
-  // The sizes in `state` are the sizes that operations need (Program::required_size). Region 0 can be larger, because
-  // these sizes do not include the constants that load() decodes. Inputs and outputs can end after the last byte that
+  // `state` has the sizes that operations need (Program::required_size). The checker needs larger sizes in two cases:
+  // region 0 also contains the constants that load() decodes, and inputs and outputs can end after the last byte that
   // operations access.
   int64_t sizes[kCheckedRegions];
   for (int i = 0; i < kRegions; ++i) {
@@ -146,8 +146,9 @@ Status AccessChecker::record_access(Operand operand, int region, int64_t start, 
   return report(kUninitialized, kUninitializedReasons[static_cast<int>(operand)], at, region, more);
 }
 
-// Copies the written state of the row `source_`, which a DMA copies to `target`. A copy of uninitialized bytes is not
-// an error: Vela copies multiples of 16 bytes, and no operation uses the bytes of the padding.
+// A DMA copies the row `source_` to `target`. Copies the bits that mark which bytes of the row have been written. A
+// copy of uninitialized bytes is not an error: Vela copies multiples of 16 bytes, and no operation uses the padding
+// bytes.
 void AccessChecker::copy_state(int region, int64_t target) {
   ShadowMemory& from = written_[source_.region];
   const int64_t step = target - source_.start;

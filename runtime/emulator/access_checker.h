@@ -51,11 +51,12 @@ struct OperationStatistics {
 //   write of the tables.
 //
 // Two bugs of Vela's legacy core violate the rule for consecutive kernels. First, the core computes the rows that a
-// block reads for a window of at most 32 rows: calc_blockdep passes the largest OFM block to get_ifm_block_size as the
-// maximum size of a sub-kernel. A DEPTHWISE with a window of 33 rows therefore starts too early. This also affects
-// MEAN, which the core lowers to DEPTHWISE. Second, the core uses the OFM depth of a REDUCE_SUM as the depth of its IFM
-// block (get_ifm_ofm_block_depth), and so counts one IFM block for each channel. Vela's new core has neither bug:
-// CalcIFMJobShape counts all rows, and the BLOCKDEP values that the core writes show that it counts all channels.
+// block reads as if the window had at most 32 rows: calc_blockdep passes the largest OFM block, which has 32 rows, to
+// get_ifm_block_size as the maximum size of a sub-kernel. A DEPTHWISE with a window of 33 rows therefore starts too
+// early. This also affects MEAN, which the core lowers to DEPTHWISE. Second, the core uses the OFM depth of a
+// REDUCE_SUM, which is 1, as the depth of its IFM block (get_ifm_ofm_block_depth), and so counts one IFM block for each
+// channel. Vela's new core has neither bug: CalcIFMJobShape counts all rows, and the BLOCKDEP values that the core
+// writes show that it counts all channels.
 class AccessChecker {
  public:
   // Allocates all memory that the checks need during execution. `weights` is the size of region 0 in bytes. A finding

@@ -67,9 +67,10 @@ inline Box broadcast_box(Box box, uint8_t broadcast) {
   return box;
 }
 
-// Calls `visit(region, start, end)` for the byte ranges that one step of an operation reads. If the operation does not
-// sum channels, a step computes one OFM block. If it sums channels, a step adds the products of one block of IFM
-// channels to an OFM block, so that an OFM block takes several steps. A `step` beyond the last one reads nothing.
+// Calls `visit(region, start, end)` for the byte ranges of IFM and IFM2 that one step of an operation reads. If the
+// operation does not sum channels, a step computes one OFM block. If it sums channels, a step adds the products of one
+// block of IFM channels to an OFM block, so that an OFM block takes several steps. A `step` beyond the last one reads
+// nothing.
 template <typename Visit>
 void visit_block_reads(const Operation& op, int32_t step, Visit visit) {
   const int32_t steps_per_block = op.sums_channels() ? ceil_div(op.ifm.depth, op.scheduling.ifm_block) : 1;

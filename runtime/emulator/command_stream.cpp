@@ -176,7 +176,8 @@ Status CommandReader::open(const uint8_t* data, size_t size) {
   return failure(Error::kStream, "it begins neither with COP1 nor with COP2");
 }
 
-// "COP1", then driver actions: OPTCFG (with the configuration and the id), NOPs, and the number of command words.
+// "COP1", then driver actions: OPTCFG (with the configuration and the id), NOPs, and the number of command words. The
+// commands follow.
 Status CommandReader::open_cop1() {
   size_t at = 4;
   bool configured = false;

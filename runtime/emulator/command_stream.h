@@ -150,7 +150,8 @@ struct Command {
   bool sets_register() const { return key >= 256 && key != kOpBranch; }
 };
 
-// Reads a command stream in Vela's container COP1 or COP2 (custom operator payload) command by command.
+// Reads the commands of a stream one by one. The stream is in Vela's container COP1 or COP2 (COP: custom operator
+// payload).
 class CommandReader {
  public:
   // `data` must outlive the reader.
@@ -158,7 +159,7 @@ class CommandReader {
 
   const Configuration& configuration() const { return configuration_; }
   bool done() const { return position_ >= end_; }
-  // Reads the next command. Fails if the product does not have this command.
+  // Reads the next command. Fails if the product does not have this command, or if the stream ends within it.
   Status next(Command* command);
 
  private:

@@ -18,9 +18,9 @@ typedef struct {
   char text[512];
 } ethosu_emulator_error;
 
-// Loads a command stream with its header. sizes[i] is the maximum size of region i (0 to 7). A stream that accesses
-// bytes beyond this size is refused. `weights` is region 0; it has sizes[0] bytes and must outlive the program. On
-// failure, returns NULL with the reason in `error`.
+// Loads a command stream with its header. sizes[i] is the maximum size of region i (0 to 7). A stream whose tensors
+// exceed this size is refused; a DMA that exceeds it fails when it is executed. `weights` is region 0; it has sizes[0]
+// bytes and must outlive the program. On failure, returns NULL with the reason in `error`.
 __attribute__((visibility("default"))) ethosu_emulator_program* ethosu_emulator_load(
     const void* stream, uint64_t stream_size, const void* weights, const uint64_t* sizes, ethosu_emulator_error* error);
 
@@ -91,8 +91,8 @@ __attribute__((visibility("default"))) int32_t ethosu_emulator_get_operation(eth
 __attribute__((visibility("default"))) int32_t ethosu_emulator_step(ethosu_emulator_program* program, uint64_t index,
                                                                     void* const* regions, ethosu_emulator_error* error);
 
-// Copies the output of operation `index`, which must be the operation that was executed last, in the order of `shape`.
-// Returns 0, or -1 if there is no operation `index` or its output does not have `size` bytes.
+// Copies the output of operation `index` to `to`, in the order of `shape`. This operation must be the one that was
+// executed last. Returns 0, or -1 if there is no operation `index` or its output does not have `size` bytes.
 __attribute__((visibility("default"))) int32_t ethosu_emulator_copy_output(const ethosu_emulator_program* program,
                                                                            uint64_t index, void* to, uint64_t size);
 

@@ -64,7 +64,7 @@ void store_as(const FeatureMap& map, uint8_t* at, const int64_t* values) {
   }
 }
 
-// Extends the range by the bytes of `rows` x `columns` of a tile.
+// Extends the range [low, high) by the bytes of the first `rows` rows and `columns` columns of a tile.
 void tile_range(const FeatureMap& map, int tile, int32_t rows, int32_t columns, int64_t* low, int64_t* high) {
   if (rows <= 0 || columns <= 0) {
     return;

@@ -15,8 +15,8 @@ struct Region {
 
 constexpr int kRegions = 8;
 
-// Where a tensor is: in tiles of memory, in a buffer inside the NPU between two operations (chained),
-// or nowhere (a scalar, or no output).
+// Where a tensor is: in 2x2 or 3x1 tiles of memory, in a buffer inside the NPU between two operations (chained), or
+// nowhere (a scalar, or no output).
 enum class Storage : uint8_t { kTiles, kTiles3x1, kChained, kNone };
 
 // An input or output feature map (IFM, IFM2 or OFM): a tensor (height, width, depth) in memory. As in the registers, it

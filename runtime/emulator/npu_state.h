@@ -69,8 +69,8 @@ void run_depthwise(const Operation& operation, NpuState* state);
 void run_pool(const Operation& operation, NpuState* state);
 void run_elementwise(const Operation& operation, NpuState* state);
 void run_resize(const Operation& operation, NpuState* state);
-// Only DMAs can fail at run time. Their bounds are checked at run time, because the addresses of a gather or scatter
-// depend on indices in memory.
+// Of these functions, only run_dma() can fail. The bounds of DMAs are checked at run time, because the addresses of a
+// gather or scatter depend on indices in memory.
 Status run_dma(const Operation& operation, NpuState* state);
 
 }  // namespace arm_runtime::npu

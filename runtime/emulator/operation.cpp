@@ -7,8 +7,8 @@ namespace arm_runtime::npu {
 namespace {
 
 // The registers of a feature map form groups. Each member except `size_bit` is the first register of a group. Within a
-// group, the order is the same for IFM, IFM2 and OFM. `size_bit` is the lowest bit of the field of the register
-// `precision` that contains log2 of an element's bytes.
+// group, the order is the same for IFM, IFM2 and OFM. `size_bit` is the lowest bit of a field of the register
+// `precision`. This field contains log2 of the element size in bytes.
 struct MapRegisters {
   int base, stride, width0, region, zero_point, precision, size_bit;
 };
@@ -260,7 +260,7 @@ class OperationReader {
       return !average || op_.kernel.height * op_.kernel.width == 1;
     }
     // U55 and U65: the programs that Arm published prove that maxima are not scaled. For averages with padding, the NPU
-    // divides the sums itself. This is inferred, because Vela writes no scale for them.
+    // divides the sums itself. This is inferred: Vela writes no scale for them.
     return !(op_.kind == Kind::kPool && op_.mode == kMax) && !(average && op_.kernel.is_padded());
   }
 
@@ -329,8 +329,8 @@ class OperationReader {
     }
     if ((op_.mode == kMul || op_.mode == kAdd || op_.mode == kSub) && op_.ofm.element_size == 4 && op_.ofm.is_signed &&
         !out.clip) {
-      // Products, sums and differences saturate. Inferred from the softmax of Vela's legacy core for U55 and U65: for
-      // one large logit, it gives TFLite's result 127 with saturation, and -128 with wrap-around. Not observed on U85.
+      // Signed 32-bit products, sums and differences saturate. Inferred from the softmax of Vela's legacy core for U55
+      // and U65: saturation gives TFLite's 127 for one large logit, wrap-around -128. Not observed on U85.
       out.clip = true;
       out.low = INT32_MIN;
       out.high = INT32_MAX;

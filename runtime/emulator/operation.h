@@ -140,11 +140,11 @@ struct Operation {
   const std::vector<ChannelScale>* scales = nullptr;
   // Byte ranges of up to four weight streams (one per core) and of up to two streams of scales.
   ByteRange constants[6];
-  const uint8_t* constant_sources[6] = {};  // in region 0, or in a copy of it if it consists of several parts
+  const uint8_t* constant_sources[6] = {};  // in region 0, or in a copy that joins several parts of it
   uint8_t constant_count = 0;
   SchedulingInfo scheduling;
 
-  // Records that the operation reads weights or scales, for the access checker.
+  // Records that the operation reads weights or scales, for the access checker and Program::check_constants().
   void add_constant(uint32_t region, int64_t address, size_t bytes, const uint8_t* source) {
     constant_sources[constant_count] = source;
     constants[constant_count++] = {static_cast<uint8_t>(region), address, address + static_cast<int64_t>(bytes)};

@@ -111,7 +111,7 @@ class Pool {
     }
   }
 
-  // The accumulator holds the index of the largest value in the bits above the lowest 16. The output's scale shifts the
+  // The bits of the accumulator above the lowest 16 hold the index of the largest value. The output's scale shifts the
   // index down. `row[1]` holds the largest value so far.
   void argmax(const int32_t* pixel, int32_t index, int64_t* values) {
     int64_t* best = state_.row[1].data();

@@ -14,8 +14,8 @@ constexpr int64_t kMaxElements = int64_t{1} << 26;
 // is a thousandth of this limit.
 constexpr uint64_t kMaxWork = uint64_t{1} << 45;
 
-// Enlarges a vector to `size` elements. If size_t has 32 bits, the cast would truncate a larger size. The size is
-// therefore clamped to PTRDIFF_MAX, which exceeds max_size(), so that resize() throws.
+// Enlarges a vector to `size` elements. If size_t has 32 bits, the cast would truncate a size of more than 32 bits. The
+// size is therefore clamped to PTRDIFF_MAX, which exceeds max_size(), so that resize() throws.
 template <typename T>
 void grow(std::vector<T>* vector, int64_t size) {
   if (static_cast<int64_t>(vector->size()) < size) {

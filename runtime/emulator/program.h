@@ -15,11 +15,10 @@ namespace arm_runtime::npu {
 // A validated and decoded command stream. Its execution neither allocates memory nor decodes weights.
 class Program {
  public:
-  // Validates and decodes a stream. `sizes` are the sizes of the regions that are passed to execute(); region 0 holds
-  // `weights`.
+  // Validates and decodes a stream. `sizes` are the maximum sizes of the regions; region 0 holds `weights`.
   Status load(const uint8_t* stream, size_t stream_size, Bytes weights, const uint64_t* sizes);
 
-  // Runs all operations in order, on regions of the sizes that were passed to load().
+  // Runs all operations in order. Region i must have at least required_size(i) bytes.
   Status execute(uint8_t* const* regions) { return execute(regions, 0, operations_.size()); }
   // Runs operations [first, last).
   Status execute(uint8_t* const* regions, size_t first, size_t last);
@@ -76,7 +75,8 @@ class Program {
   std::unique_ptr<AccessChecker> checker_;
   int64_t kept_accumulators_ = 0;  // number of accumulators that the last operation leaves
   uint64_t required_sizes_[kRegions] = {};
-  // The keys contain location and layout, so that stripes of one operator share decoded weights and scales.
+  // The keys contain the location and layout of the encoded data, so that stripes of one operator share decoded weights
+  // and scales.
   std::map<std::vector<int64_t>, std::unique_ptr<std::vector<int16_t>>> decoded_weights_;
   std::map<std::vector<int64_t>, std::unique_ptr<std::vector<ChannelScale>>> decoded_scales_;
 };

@@ -25,8 +25,9 @@ struct Scale {
   uint8_t shift = 0;  // below 64
 };
 
-// Returns the term that is added to the product before the shift. For roundings in two steps, one addition gives both:
-// 2^(shift - 1) + 2^30. For negative values, kDouble subtracts 2^30, so that halves are rounded away from zero.
+// Returns the term that is added to the product before the shift. For the modes with two steps, one addition has the
+// effect of both: 2^(shift - 1) + 2^30. For negative values, kDouble subtracts 2^30, so that halves are rounded away
+// from zero.
 template <typename T>
 inline T rounding_term(Rounding rounding, int shift, bool negative) {
   if (shift == 0) {
@@ -59,8 +60,8 @@ inline int64_t scale_int64(int64_t value, Scale scale, Rounding rounding) {
   return result > kBound ? kBound : result < -kBound ? -kBound : static_cast<int64_t>(result);
 }
 
-// Scales a 32-bit accumulator as scale_int64() does, but without saturation at 2^60 (TOSA: apply_scale_32). With a
-// multiplier below 2^31 and a shift of at most 61, product and rounding term fit in 64 bits.
+// Scales a 32-bit accumulator (TOSA: apply_scale_32). With a multiplier below 2^31 and a shift of at most 61, product
+// and rounding term fit in 64 bits, and the result is not saturated at 2^60. Otherwise, scale_int64() computes it.
 inline int64_t scale_int32(int32_t value, Scale scale, Rounding rounding) {
   if (scale.shift > 61 || scale.multiplier > INT32_MAX) {
     return scale_int64(value, scale, rounding);

@@ -42,8 +42,8 @@ class ShadowMemory {
   int64_t size() const { return size_; }
 
  private:
-  // Calls `visit` for each word until it returns true. Arguments are the word, the mask of its bits in [start, end),
-  // and the offset of its first byte.
+  // Calls `visit` for each word until `visit` returns true. Arguments are the word, the mask of its bits in
+  // [start, end), and the offset of the byte that belongs to its lowest bit.
   template <typename Visit>
   void each(int64_t start, int64_t end, Visit visit) {
     start = std::max<int64_t>(start, 0);

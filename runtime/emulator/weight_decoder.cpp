@@ -39,7 +39,7 @@ int16_t decode_sign_magnitude(uint32_t value) {
 constexpr uint32_t kEndOfStream = 7;
 constexpr uint32_t kNoZeroRuns = 6;
 constexpr uint32_t kUncompressed = 7;
-constexpr size_t kSymbols = 12;  // maximum of unary symbols in a chunk
+constexpr size_t kSymbols = 12;  // maximum number of unary symbols in a chunk
 
 // Quotients of Golomb-Rice codes. Their remainders follow in the next chunk.
 struct Quotients {
@@ -315,8 +315,8 @@ void walk_u55(const Configuration& npu, const WeightLayout& l, int32_t core, Vis
 }
 
 // The order on U85. The direction of the loop over IFM blocks alternates with each OFM block. For depthwise and
-// part-kernel order, the kernel is split into the phases of its stride. The direction of columns alternates with each
-// row of the kernel (serpentine order). Groups of 4 output channels are assigned to the cores in turn.
+// part-kernel order, the taps are grouped by their position modulo the stride. The direction of columns alternates with
+// each row of the kernel (serpentine order). Groups of 4 output channels are assigned to the cores in turn.
 template <typename Visit>
 class U85Walk {
  public:
@@ -425,7 +425,7 @@ void walk(const Configuration& npu, const WeightLayout& layout, int32_t core, Vi
 
 // Maximum number of values. It limits the memory for a damaged stream. Streams of real networks have fewer values.
 constexpr size_t kMaxWeights = size_t{1} << 28;
-// Weights to reserve for each byte of a stream. Only streams with long runs of zeros have more.
+// Weights to reserve for each byte of a stream. Only streams with long runs of zeros have more weights per byte.
 constexpr size_t kReservedWeightsPerByte = 32;
 
 // Counts the values of a core, with their padding.
@@ -440,7 +440,7 @@ Status decode_values(const WeightLayout& l, int32_t core, Bytes stream, size_t w
   if (wanted > kMaxWeights) {
     return failure(Error::kWeights, "there are % weights with their padding", static_cast<int64_t>(wanted));
   }
-  // A damaged stream may be much shorter than its number of weights.
+  // A damaged stream may be too short for `wanted` values, so its size limits the reserved memory.
   values->reserve(std::min(wanted, stream.size * kReservedWeightsPerByte));
   if (!(l.fast ? decode_fast(stream, wanted, values) : decode_standard(stream, wanted, values))) {
     return failure(Error::kWeights, "the weights of core % are damaged: % values are needed, the stream has % bytes",

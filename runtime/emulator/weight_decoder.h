@@ -46,7 +46,8 @@ int32_t ifm_block_depth(const Configuration& npu, const WeightLayout& layout);
 Status decode_weights(const Configuration& npu, const WeightLayout& layout, const Bytes* streams,
                       std::vector<int16_t>* weights);
 
-// Decodes scale records of 10 bytes for `depth` channels. With two streams (U65-512), stream c % 2 contains channel c.
+// Decodes the bias and scale of `depth` channels, 10 bytes for each. With two streams (U65-512), stream c % 2 contains
+// channel c.
 Status decode_scales(const Configuration& npu, bool wide_accumulators, int32_t depth, const Bytes* streams,
                      size_t stream_count, std::vector<ChannelScale>* scales);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A data file (.ptd) in memory: the named data of a program outside the .pte. The reader allocates no memory, and
-// get_data() returns views into the file.
+// A data file (.ptd) in memory: the named data of a program outside the .pte. DataFile allocates no memory; get_data()
+// returns views into the file.
 #pragma once
 
 #include <executorch/runtime/core/named_data_map.h>

@@ -41,9 +41,10 @@ class ModelMethod {
   ModelMethod& operator=(const ModelMethod&) = delete;
 
   // Loads a method. `pool` is the memory of ExecuTorch's method allocator, from which the runtime allocates the method.
-  // `temp` is its temp allocator, for temporary memory of instructions. Several methods may share `temp`. Tensors are
-  // in `planned`, which has an entry for each memory-planned buffer. `data` is the named data outside the program (see
-  // DataFile), or null. The program, `data`, the memories and the array of `planned` must outlive this object.
+  // `temp` is ExecuTorch's temp allocator, for temporary memory of instructions. Several methods may share `temp`.
+  // Tensors are in `planned`, which has an entry for each memory-planned buffer. `data` is the named data outside the
+  // program (see DataFile), or null. The program, `data`, the memories and the array of `planned` must outlive this
+  // object.
   Error load(const executorch::runtime::Program& program, const char* name, Bytes pool, Span<Bytes> planned,
              MemoryAllocator* temp, const executorch::runtime::NamedDataMap* data = nullptr) {
     // Destroy the method of an earlier load() first: it refers to the allocators that are replaced below.

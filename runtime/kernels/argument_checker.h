@@ -26,7 +26,8 @@ bool is_contiguous(const Tensor& tensor);
 // Whether the elements of a tensor of rank 4 lie in the order of the axes 0, 2, 3, 1. Axes of size 1 may be anywhere.
 bool is_channels_last(const Tensor& tensor);
 
-// Whether the elements of two tensors of one shape lie in the same order. Axes of size 1 may be anywhere.
+// Whether the elements of two tensors of one shape lie in the same order. If both are contiguous, or both
+// channels_last, axes of size 1 may be anywhere.
 bool has_same_order(const Tensor& first, const Tensor& second);
 
 // Checks the arguments of one call of a kernel. Each function returns whether the argument is valid. Combine the calls

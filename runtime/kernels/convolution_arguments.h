@@ -85,7 +85,8 @@ struct Convolution {
   Requantization requantization;
 };
 
-// Sizes of a tensor of shape [N, H, W, C] (operators whose name ends in _nhwc), or of shape [N, C, H, W] otherwise.
+// Returns the sizes of a tensor. Its shape is [N, H, W, C] if `is_nhwc` (operators whose name ends in _nhwc),
+// otherwise [N, C, H, W].
 ImageSize image_size(const Tensor& tensor, bool is_nhwc);
 
 // Checks the arguments that all kinds of convolution have, and sets all members of `convolution` except `output`.

@@ -22,8 +22,9 @@ int64_t result_size(const ConvolutionAxis& axis) {
   return steps < 0 ? 0 : steps / axis.stride + 1;
 }
 
-// Returns the sum for one output. (y, x) is the input position of the first tap of its window. `input` points to the
-// group's first channel in the first pixel of the image, `weights` to the kernel of the output channel.
+// Returns the sum of products for one output element. (y, x) is the input position of the first tap of its window.
+// `input` points to the group's first channel in the first pixel of the image, `weights` to the kernel of the output
+// channel.
 int32_t convolve_window(const Convolution& convolution, const int8_t* input, const int8_t* weights, int32_t y,
                         int32_t x) {
   const ConvolutionAxis& rows = convolution.rows;

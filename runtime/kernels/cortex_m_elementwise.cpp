@@ -35,7 +35,7 @@ constexpr int64_t kMaxFactorZeroPoint = INT16_MAX - INT8_MAX;
 
 bool has_same_shape(const Tensor& first, const Tensor& second) { return first.sizes() == second.sizes(); }
 
-// Checks that the result and both operands have one shape and memory format.
+// Checks that both operands have one shape, sets the shape of the result, and checks that all have one memory format.
 bool check_equal_operands(ArgumentChecker& check, const Tensor& first, const Tensor& second, Tensor& out) {
   return check.require(has_same_shape(first, second), "other", "must have the shape of self") &&
          check.resize_like("out", out, first) &&
@@ -62,7 +62,7 @@ bool check_channel_broadcast(ArgumentChecker& check, const Tensor& first, const 
          check.is_channels_last("other", second) && check.is_channels_last("out", out);
 }
 
-// Checks that the operands have the same shape, or that one of them has one element per channel.
+// Checks that the operands have the same shape, or that one has one element per channel. Sets the shape of the result.
 bool check_operands(ArgumentChecker& check, const Tensor& first, const Tensor& second, Tensor& out) {
   if (!check.has_type("self", first, ScalarType::Char) || !check.has_type("other", second, ScalarType::Char) ||
       !check.has_type("out", out, ScalarType::Char)) {

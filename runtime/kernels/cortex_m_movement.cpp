@@ -54,7 +54,7 @@ Tensor& transpose_out(KernelRuntimeContext& context, const Tensor& input, Int64L
       !check.is_contiguous("input", input)) {
     return out;
   }
-  // Leading axes of size 1 make all tensors have rank 4.
+  // Leading axes of size 1 extend every tensor to rank 4.
   const size_t absent = kMaxMovedRank - rank;
   std::array<ssize_t, kMaxMovedRank> input_strides{};
   ssize_t stride = 1;
@@ -86,8 +86,8 @@ Tensor& transpose_out(KernelRuntimeContext& context, const Tensor& input, Int64L
 }
 
 // Whether the pad amounts are in the order (N, H, W, C). This is the order for a channels_last input of rank 4. If C is
-// 1, or H and W are 1, the elements lie in the same order in both memory formats, and the amounts also have this order.
-// The lowering to cortex_m::pad uses the same rule.
+// 1, or H and W are 1, both memory formats have the same order of elements, and the amounts are also in the order
+// (N, H, W, C). The lowering to cortex_m::pad uses the same rule.
 bool is_padded_as_channels_last(const Tensor& input) {
   if (input.dim() != 4) {
     return false;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Average and max pooling of int8 tensors over the two spatial axes. Kernels with the suffix _nhwc take tensors of
 // shape (N, H, W, C) in contiguous memory format. Kernels without this suffix take tensors of shape (N, C, H, W) in
-// channels_last memory format. Both have the elements in the same order in memory. The limits and the arithmetic are
-// described in arm_backend_core/cortex_m/kernels/pooling.py.
+// channels_last memory format. In both cases, the elements lie in memory in the same order. The limits and the
+// arithmetic are described in arm_backend_core/cortex_m/kernels/pooling.py.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -90,7 +90,7 @@ bool prepare(ArgumentChecker& check, Pooling& pooling, const Tensor& input, Int6
          check.is_channels_last("input", input) && check.is_channels_last("out", out);
 }
 
-// The elements of a window that are not padding, in memory of the order (H, W, C).
+// The elements of a window that are not padding. Their order in memory is (H, W, C).
 struct Window {
   const int8_t* elements;
   ssize_t row_stride;

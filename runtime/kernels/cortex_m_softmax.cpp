@@ -17,7 +17,7 @@ constexpr const char kSoftmax[] = "cortex_m::softmax.out";
 constexpr int32_t kOutputZeroPoint = INT8_MIN;
 constexpr int32_t kInputIntegerBits = 5;
 constexpr int32_t kSumIntegerBits = 12;
-// The sum of the exponentials of a longer row can overflow.
+// In a longer row, the sum of the exponentials can overflow.
 constexpr int64_t kMaxRow = (1 << kSumIntegerBits) - 1;
 
 constexpr int32_t kQuarter = INT32_C(1) << (31 - kInputIntegerBits - 2);

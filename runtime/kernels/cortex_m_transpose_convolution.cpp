@@ -26,8 +26,8 @@ int32_t input_position(const ConvolutionAxis& axis, int32_t output, int32_t tap)
 // Returns the smallest tap for which (output + padding - tap) is a multiple of the stride.
 int32_t first_tap(const ConvolutionAxis& axis, int32_t output) { return (output + axis.padding) % axis.stride; }
 
-// Returns the sum for one output. `input` points to an image of the batch, `weights` to the kernel of the output
-// channel.
+// Returns the sum of products for one output element. `input` points to an image of the batch, `weights` to the kernel
+// of the output channel.
 int32_t accumulate_output(const Convolution& convolution, const int8_t* input, const int8_t* weights, int32_t y,
                           int32_t x) {
   const ConvolutionAxis& rows = convolution.rows;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fixed-point arithmetic of the int8 kernels, bit-equal to CMSIS-NN's. In Python:
+// Fixed-point arithmetic of the int8 kernels, bit-equal to CMSIS-NN's. The same functions in Python:
 // arm_backend_core/cortex_m/fixed_point.py.
 //
 // Sums and left shifts wrap at 32 bits, as on the CPU. Exported programs do not overflow; damaged ones must not have

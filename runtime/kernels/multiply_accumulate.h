@@ -11,8 +11,8 @@ namespace arm_runtime {
 
 // Sum of (first[i] + first_offset) * (second[i] + second_offset), modulo 2^32. The offsets are negated zero points.
 #if defined(__ARM_FEATURE_MVE)
-// Compilers do not vectorize this sum for MVE. With the product multiplied out, it needs only sums of bytes and of
-// products of bytes, for which MVE has instructions.
+// Compilers do not vectorize this sum for MVE. Expanding the product leaves only sums of bytes and sums of products of
+// bytes, for which MVE has instructions.
 inline uint32_t multiply_accumulate(const int8_t* first, int32_t first_offset, const int8_t* second,
                                     int32_t second_offset, int32_t count) {
   constexpr int32_t kLanes = 16;

@@ -8,7 +8,7 @@
 // namespace arm_runtime, and list `symbol` in kernels/kernel_list.h.
 //
 //   symbol    name of the operator without its namespace
-//   name      array of characters with linkage, because it is a template argument: "cortex_m::<symbol>.out"
+//   name      "cortex_m::<symbol>.out", in an array with linkage, because it is a template argument
 //   function  takes a KernelRuntimeContext& and the arguments of the operator's schema, the result last, and returns
 //             the result
 #define ARM_RUNTIME_CORTEX_M_KERNEL(symbol, name, function)                               \

@@ -8,8 +8,8 @@
 namespace arm_runtime {
 namespace {
 
-// A block: name (16 bytes, zero padded), uint32 length of the data, uint8 flag (1: the data is external),
-// 11 reserved bytes, and the data, padded to 16 bytes. All numbers are little endian.
+// A block: name (16 bytes, zero padded), uint32 length of the data, uint8 flag (1: the data is external), 11 reserved
+// bytes, and the data, padded to a multiple of 16 bytes. All numbers are little endian.
 constexpr size_t kNameSize = 16;
 constexpr size_t kBlockHeaderSize = 32;
 constexpr size_t kLengthAt = 16;
@@ -116,7 +116,7 @@ class BlockReader {
     }
     const size_t length = read_u32(header + kLengthAt);
     const size_t left = size_ - start - kBlockHeaderSize;
-    // Compare before rounding up the length, which could overflow on a 32-bit machine.
+    // Compare before rounding up the length: the rounding could overflow on a 32-bit machine.
     if (length > left) {
       return failure(PayloadError::kTruncated, kNames[id], start + kLengthAt,
                      "its length is % bytes, % are left in the payload", signed_size(length), signed_size(left));

@@ -44,7 +44,8 @@ enum class PayloadError : int32_t {
   // The header of a block has an invalid flag or reserved byte, or the key of an external block is invalid. Errors in
   // the header of the command stream itself are kCommandStream.
   kBlockHeader = 7,
-  // A block of fixed length has another length, or the records of inputs or outputs do not fill their block.
+  // A block of fixed length has another length, or the descriptions of inputs or outputs are too many or do not fill
+  // their block.
   kLength = 8,
   kCommandStream = 9,
   kTensor = 10,

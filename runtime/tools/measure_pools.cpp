@@ -5,12 +5,13 @@
 //
 //   measure_pools FILE
 //
-// FILE has one word or number per line, in the following order. A size of -1 means "as much as needed":
+// FILE has one path, name or number per line, in the following order. A size of -1 means "as much as needed":
 //
 //   PROGRAM                                    path of the .pte
 //   DATA                                       path of the .ptd, or an empty line
-//   FAST_SCRATCH TEMP SHARED_COUNT SHARED...   bytes of the fast scratch, of the temp allocator, and of the second and
-//                                              later memories of the memory plan, which methods share
+//   FAST_SCRATCH TEMP SHARED_COUNT SHARED...   bytes of the fast scratch and of the temp allocator; the number of
+//                                              memories of the memory plan that methods share (the second and later
+//                                              ones), and the bytes of each
 //   METHODS {NAME POOL PLANNED}...             the number of methods; for each method, its name, and the bytes of the
 //                                              method allocator and of the first memory of the memory plan
 //   RUNS {METHOD INPUTS FILE... OUTPUTS FILE...}...

@@ -36,7 +36,7 @@ class CpuEstimate:
 
 
 def estimate_node(node: Node, processor: Processor) -> CpuEstimate:
-    """Estimate a call of an operator outside delegates, by a ``cortex_m`` kernel or a portable kernel."""
+    """Estimate a call of an operator that the CPU runs, with a ``cortex_m`` kernel or a portable kernel."""
     kernel = find_called_kernel(node)
     if kernel is not None:
         arguments = torch.fx.map_arg(node.args, lambda operand: _shape(operand))

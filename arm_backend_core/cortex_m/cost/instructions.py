@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from arm_backend_core.cortex_m.cost.processors import PerCodeVariant
 
-#: Number of int8 lanes of an MVE vector: the products of one result that MVE code computes at once.
+#: Number of int8 lanes of an MVE vector. MVE code computes this many products of one result at once.
 MVE_LANES = 16
 
 # -- matrix products: per product (MVE: per vector of 16), and per result (requantization, saturation, store)
@@ -97,7 +97,7 @@ FLOAT_WITH_FPU, FLOAT_WITHOUT_FPU = 26, PerCodeVariant(233, 113, 113, 113)
 FUNCTION_WITH_FPU, FUNCTION_WITHOUT_FPU = 100, PerCodeVariant(2400, 1130, 1130, 1130)
 #: One MAC of a float convolution or matrix product. Rough: two loads, a multiplication, an addition, index arithmetic.
 FLOAT_PRODUCT_WITH_FPU, FLOAT_PRODUCT_WITHOUT_FPU = 10, PerCodeVariant(220, 100, 100, 100)
-#: Rough: an element that a portable kernel copies alone, not in a run of elements (permutation, selection).
+#: Rough: an element that a portable kernel copies by itself, not in a run of elements (permutation, selection).
 PORTABLE_MOVE = 25
 #: Rough: one call, with the runtime's dispatch, the checks of the arguments and the preparation of the kernel.
 CALL = 1500

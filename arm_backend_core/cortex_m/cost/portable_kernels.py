@@ -15,7 +15,7 @@ from arm_backend_core.targets.cortex_m import Processor
 _VIEWS = ("view_copy", "squeeze_copy", "unsqueeze_copy", "alias_copy", "getitem", "alloc")
 #: Operators that copy runs of elements.
 _COPIES = ("cat", "slice_copy", "clone", "split_with_sizes_copy", "select_copy", "_clone_dim_order", "stack", "full")
-#: Operators that copy each element alone.
+#: Operators that copy each element by itself, not in runs.
 _MOVES = (
     "permute_copy",
     "transpose_copy",

@@ -39,7 +39,7 @@ class PerCodeVariant:
         return (self.baseline, self.mainline, self.dsp, self.mve)[code.value]
 
 
-#: Processors without a floating-point unit. The unit is optional on other processors, which are assumed to have it.
+#: Processors without a floating-point unit. On other processors, the unit is optional, and is assumed.
 _WITHOUT_FPU = ("cortex-m0", "cortex-m0plus", "cortex-m3", "cortex-m23")
 #: Processors that execute ``CodeVariant.BASELINE``.
 _BASELINE = ("cortex-m0", "cortex-m0plus", "cortex-m23")

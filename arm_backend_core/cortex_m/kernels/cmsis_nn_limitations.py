@@ -1,8 +1,8 @@
 """Arguments for which CMSIS-NN's convolutions fail, compute wrong results or write outside of their result.
 
 Each function returns the reason, or None if CMSIS-NN computes the same results as the NumPy functions of the kernel
-records (``kernels.registry``). We found the limitations by comparing CMSIS-NN, on a Cortex-M55 and on a PC, with these
-functions, and by reading the sources of CMSIS-NN.
+records (``kernels.registry``). We found the limitations by comparing CMSIS-NN, on a Cortex-M55 and on a PC, with the
+NumPy functions, and by reading the sources of CMSIS-NN.
 """
 
 from __future__ import annotations

@@ -82,7 +82,8 @@ def convolution_scratch_bytes(isa: Isa, geometry: ConvGeometry) -> int:
 class Split1xN:
     """How MVE code splits the results of a one-row convolution by the padding that they read.
 
-    ``arm_convolve_1_x_n_s8`` computes the results that read padding on the left, none, or on the right.
+    ``arm_convolve_1_x_n_s8`` computes three ranges of results: those that read padding on the left, no padding, or
+    padding on the right.
 
     Attributes:
         total_padding: sum of the padding on both sides, computed from the width of the result.

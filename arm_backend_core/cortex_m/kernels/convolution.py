@@ -121,7 +121,7 @@ def _both_layouts(
     scratch_bytes: Callable[..., tuple[int, ...]],
     find_limitation: Callable[..., str | None],
 ) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
-    """Decorator: register a function that computes on [N, H, W, C] as a kernel for each of the two layouts."""
+    """Decorator: from a function that computes on [N, H, W, C], register two kernels, one for each layout."""
 
     def register(compute: Callable[..., Array]) -> Callable[..., Array]:
         def compute_nchw(image: Array, *rest: Any) -> Array:
@@ -160,7 +160,7 @@ def _convolve(
         image: [N, H, W, C], the zero point already subtracted.
         weight: [O, KH, KW, C / groups].
         stride: (vertical, horizontal).
-        padding: zeros on both sides of each axis, in the order of ``stride``.
+        padding: number of zeros on each side of an axis, in the order of ``stride``.
         dilation: distance of the kernel's taps, in the order of ``stride``.
 
     Returns:

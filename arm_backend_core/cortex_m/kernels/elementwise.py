@@ -183,7 +183,7 @@ def maximum(first: Array, second: Array) -> Array:
 
 @kernel("quantized_activation", "Tensor input, Tensor lut")
 def quantized_activation(x: Array, table: Array) -> Array:
-    """Function of an int8 tensor by table: ``table[x + 128]``, for any shape and memory format.
+    """Apply a function to an int8 tensor by look-up: ``table[x + 128]``, for any shape and memory format.
 
     Args:
         x: int8, any shape.

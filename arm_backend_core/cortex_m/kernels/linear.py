@@ -70,7 +70,7 @@ def _matmul_shape(left: Shape, offset: int, right: Shape, *rest: Any) -> Shape:
 
 
 def _matmul_scratch(isa: Isa, left: Shape, offset: int, right: Shape, *rest: Any) -> tuple[int, ...]:
-    """As ``arm_fully_connected_s8_get_buffer_size``: MVE code stores an int32 sum for each column of the result."""
+    """Same size as ``arm_fully_connected_s8_get_buffer_size``: MVE code stores an int32 sum for each result column."""
     return (4 * right[1] if isa is Isa.MVE else 0,)
 
 

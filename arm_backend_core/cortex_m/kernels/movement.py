@@ -75,8 +75,8 @@ def _pad_widths(
     """Amounts before and after each axis of a tensor.
 
     Raises:
-        ValueError: ``before`` or ``after`` does not have four amounts, an amount is negative, or an amount is not 0 for
-            an axis that the tensor does not have.
+        ValueError: the rank is not 1 to 4, ``before`` or ``after`` does not have four amounts, an amount is negative,
+            or an amount is not 0 for an axis that the tensor does not have.
     """
     widths = list(zip(before, after, strict=True))
     absent = MAX_RANK - len(shape)
@@ -109,6 +109,6 @@ def pad(x: Array, before: Sequence[int], after: Sequence[int], value: int) -> Ar
         value: int8, usually the zero point.
 
     Raises:
-        ValueError: the amounts are not as above.
+        ValueError: the rank of ``x`` or the amounts are not as above.
     """
     return np.pad(x, _pad_widths(x.shape, before, after, not x.flags.c_contiguous), constant_values=value)

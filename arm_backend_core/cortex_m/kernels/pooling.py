@@ -124,7 +124,7 @@ def _register_average(suffix: str, to_nhwc: Callable[..., Any], from_nhwc: Calla
         return tuple(from_nhwc(_nhwc_shape(to_nhwc(shape), kernel_size, stride, padding, ceil_mode)))
 
     def scratch_bytes(isa: Isa, shape: Shape, *rest: Any) -> tuple[int, ...]:
-        """One int32 sum per channel with DSP instructions (``arm_avgpool_s8_get_buffer_size_dsp``), otherwise 0."""
+        """One int32 sum per channel for ``Isa.DSP`` (``arm_avgpool_s8_get_buffer_size_dsp``), otherwise 0."""
         return (4 * to_nhwc(shape)[3] if isa is Isa.DSP else 0,)
 
     @kernel(f"quantized_avg_pool2d{suffix}", _AVERAGE_ARGUMENTS, result_shape=result_shape, scratch_bytes=scratch_bytes)

@@ -33,10 +33,11 @@ SUM_INTEGER_BITS = 12
 MAX_ROW = (1 << SUM_INTEGER_BITS) - 1
 
 #: Maximum number of elements of a row for which CMSIS-NN's C code is correct. In longer rows, the sum of exponentials
-#: can reach 512. CMSIS-NN then shifts an integer by 32 bits or more, and the result must be 0. ``softmax``, our own C++
-#: kernels and CMSIS-NN's MVE code compute 0. In CMSIS-NN's C code, this shift is undefined behavior; on Cortex-M, its
-#: result is 1 (one quantization step). The C code runs in three cases: the processor has no MVE, GCC 12.2 or older
-#: compiled the kernel, or an element is one of the last elements of a row whose size is not a multiple of 4.
+#: can reach 512. CMSIS-NN then shifts an integer by 32 bits or more. The right result of this shift is 0, and
+#: ``softmax``, our own C++ kernels and CMSIS-NN's MVE code compute 0. In CMSIS-NN's C code, the shift is undefined
+#: behavior; on Cortex-M, its result is 1 (one quantization step). The C code runs in three cases: the processor has no
+#: MVE, GCC 12.2 or older compiled the kernel, or an element is one of the last elements of a row whose size is not a
+#: multiple of 4.
 MAX_EXACT_ROW = 511
 
 _Q0_ONE = 1 << 31
@@ -94,8 +95,8 @@ def reciprocal_of_one_plus(x: Array) -> Array:
 def find_softmax_limitation(isa: Isa, shape: Shape, *rest: Any) -> str | None:
     """Why results of ``arm_softmax_s8`` may be wrong; None if all are right.
 
-    Results of rows of up to ``MAX_ROW`` elements are wrong only if the row is nearly uniform. They are then one
-    quantization step too high (see ``MAX_EXACT_ROW``). With MVE, rows of a multiple of 4 elements are right if the
+    In rows of up to ``MAX_ROW`` elements, results are wrong only if the row is nearly uniform. They are then one
+    quantization step too high (see ``MAX_EXACT_ROW``). With MVE, rows whose size is a multiple of 4 are right if the
     compiler is newer than GCC 12.2.
     """
     size = shape[-1]

@@ -87,7 +87,7 @@ def _match_phases(numerators: Array, factor: int) -> Array | None:
 
     Returns:
         [factor, 3]: for each phase, the weights of the previous input, of the input itself and of the next input. None
-        if the weights of a phase are not the same for all inputs.
+        if the weights of a phase are not the same for all inputs, or if there are fewer than 3 inputs.
     """
     size = numerators.shape[1]
     padded = np.zeros((size * factor, size + 2), np.int64)
@@ -106,7 +106,7 @@ def _match_phases(numerators: Array, factor: int) -> Array | None:
 def _convolve_phases(
     cx: KernelContext, x: QuantizedValue, axis: int, phases: Array, denominator: int
 ) -> QuantizedValue:
-    """Compute each phase (every ``len(phases)``-th output) by a depthwise convolution, and interleave the phases."""
+    """Compute each phase (every ``len(phases)``-th output) by a depthwise convolution. Interleave the phases."""
     image, at = cx.emit.materialize(x, _NHWC), axis - 1
     padded = _repeat_edges(cx, image, at)
     channels = x.shape[1]

@@ -140,8 +140,8 @@ def _call_convolution(
 def convolve_transposed(cx: KernelContext) -> QuantizedValue:
     """Transposed convolution of [(N,) C, (H,) W].
 
-    The kernel supports neither groups nor dilation, and fails for some paddings. In these cases, the operator becomes a
-    convolution of the image with zeros inserted between its pixels.
+    The kernel supports neither groups nor dilation, and fails for some paddings. In these cases, zeros are inserted
+    between the pixels of the image, and the operator becomes a convolution of this larger image.
     """
     arguments = arguments_of(cx.node)
     spatial = _count_spatial_dims(cx, arguments)
@@ -184,7 +184,7 @@ def _call_transposed(
 
 
 def _insert_zeros(cx: KernelContext, image: Node, stride: Sequence[int], zero_point: int) -> Node:
-    """Put stride - 1 zeros behind each pixel of an NHWC image, along both axes."""
+    """Put stride - 1 zeros (``zero_point``) behind each pixel of an NHWC image, along both axes."""
     n, height, width, channels = image.meta["val"].shape
     after = [0, 0, stride[0] - 1, 0, stride[1] - 1, 0]
     node = cx.emit.pad(cx.emit.reshape(image, (n, height, 1, width, 1, channels)), [0] * 6, after, zero_point)

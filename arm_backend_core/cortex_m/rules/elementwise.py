@@ -87,7 +87,7 @@ def _finish(cx: KernelContext, node: Node, shape: Sequence[int], layout: Layout)
 
 @rule(aten.add.Tensor, aten.sub.Tensor)
 def add(cx: KernelContext) -> QuantizedValue:
-    """Sum or difference. The kernel converts both operands to twice the larger scale, with 20 fractional bits."""
+    """Sum or difference. The kernel converts both operands to one scale: twice the larger of their scales, / 2**20."""
     alpha = float(arguments_of(cx.node)["alpha"]) * (-1 if cx.node.target is aten.sub.Tensor else 1)
     return _add(cx, [cx.operand(argument) for argument in cx.node.args[:2]], alpha)
 
@@ -163,8 +163,7 @@ def prelu(cx: KernelContext) -> QuantizedValue:
     """PReLU with a slope for each channel. With one slope for all channels, it is univariate and becomes a table.
 
     With slopes from 0 to 1, PReLU is max(x, slope * x). Otherwise, it is the sum of max(x, 0) and slope * min(x, 0).
-    Both terms have the quantization parameters of the result. For each element, one term is 0, so the sum is
-    exact.
+    Both terms have the quantization parameters of the result. For each element, one term is 0, so the sum is exact.
     """
     x, slopes = (cx.operand(argument) for argument in cx.node.args[:2])
     if slopes.data is None:

@@ -35,7 +35,7 @@ def _channels_last(rank: int, spatial: int) -> Layout:
 
 
 def to_nhwc_image(cx: KernelContext, x: QuantizedValue, spatial: int) -> Node:
-    """Convert x [(N,) C, (D,) (H,) W] to a channels-last image. ``spatial`` is the number of D, H and W: 1, 2 or 3."""
+    """Convert x [(N,) C, (D,) (H,) W] to a channels-last image. ``spatial`` (1 to 3) counts D, H and W."""
     channel = x.rank - spatial - 1
     batch = x.shape[0] if channel else 1
     sizes = spatial_pair(x.shape, spatial) if spatial < 3 else x.shape[-spatial:]

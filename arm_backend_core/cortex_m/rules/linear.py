@@ -48,7 +48,7 @@ def _multiply_per_tensor(cx: KernelContext, x: QuantizedValue, stored: Node, wei
     bias_data = cx.bias(bias, np.asarray(scale), channels)
     multiplier, shift = quantize_single_multiplier(scale / float(cx.result.q.scale))
     bias_node = sums_node = None
-    if cx.isa is Isa.MVE:  # the MVE kernel ignores the bias operand: the weight sums include it
+    if cx.isa is Isa.MVE:  # the MVE kernel ignores the bias operand, so the weight sums include the bias
         sums_node = cx.emit.constant(compute_kernel_sum(weight.data, bias_data, -x.zero_point, 0), "weight_sums")
     elif bias_data is not None:
         bias_node = cx.emit.constant(bias_data, "bias")

@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 #: Number of elements up to which a computed index tensor is always folded to a constant. A larger index is folded only
 #: if one of the operands that it is computed from has at least as many elements as the index. Otherwise, the constant
-#: would need more flash than these operands.
+#: would need more flash than any of these operands.
 _MAX_FOLDED_INDEX = 1024
 
 
@@ -68,8 +68,8 @@ def reshape(cx: KernelContext) -> QuantizedValue:
 def _layout_of_view(x: QuantizedValue, shape: tuple[int, ...]) -> Layout | None:
     """The layout of ``x`` after a view as ``shape``; None if the elements would have to be moved.
 
-    If the view merges several dimensions of ``x``, these dimensions must be adjacent in the layout of ``x``, in
-    ascending order. Dimensions of size 1 do not matter.
+    They would have to be moved if the view merges dimensions of ``x`` that are not adjacent, in ascending order, in the
+    layout of ``x``. Dimensions of size 1 do not matter. Also None if there are no elements.
     """
     groups = _group_dimensions(x.shape, shape)
     if groups is None:

@@ -74,7 +74,7 @@ def _average_excluding_padding(
     """Mean over the elements of each window that are not padding.
 
     Raises:
-        Unsupported: operand and result have different parameters.
+        Unsupported: operand and result have different quantization parameters.
     """
     if not x.q.is_equivalent(cx.result.q):
         raise Unsupported(
@@ -122,9 +122,9 @@ def average_pool(cx: KernelContext) -> QuantizedValue:
 
 
 def _clip_large_windows(window: _Windows, size: Sequence[int]) -> _Windows:
-    """Clip windows to an image of ``size`` where they are larger than the padded image, which the kernel refuses.
+    """Clip windows to an image of ``size`` if they are larger than the padded image, because the kernel refuses these.
 
-    With ceil_mode, there is one such window. It contains all elements along its axis.
+    With ceil_mode, an axis may have one such window. It contains all elements along the axis.
     """
     is_large = [k > n + 2 * p for k, n, p in zip(window.kernel, size, window.pad, strict=True)]
     kernel = [n if large else k for large, n, k in zip(is_large, size, window.kernel, strict=True)]

@@ -19,7 +19,7 @@ _SOFTMAX_RESULT = QParams(OUTPUT_SCALE, OUTPUT_ZERO_POINT, DType.INT8, -128, 127
 
 @rule(aten.softmax.int, aten._softmax.default, aten._safe_softmax.default)
 def softmax(cx: KernelContext) -> QuantizedValue:
-    """Softmax, along any dimension: the kernel computes it along the last one."""
+    """Softmax along any dimension. The layout puts this dimension last, as the kernel requires."""
     x = cx.operand(cx.node.args[0])
     dim = x.normalize_dim(int(arguments_of(cx.node)["dim"]))
     layout = (*(axis for axis in x.layout if axis != dim), dim)

@@ -1,6 +1,6 @@
 """ATen's ``where`` on int8-quantized tensors.
 
-If possible, comparisons in the condition read int8 tensors, and logical operators read their boolean results.
+If possible, comparisons in the condition read int8 tensors, and logical operators read the booleans that these return.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def _build_zero_guarded_product(function: Callable[[Tensor], Tensor], at_zero: f
         Where x is 0, y is replaced by ``at_zero``, so that calibration observes no large or infinite function(y).
         """
         x, y = (z if isinstance(z, Tensor) else torch.full((), z, dtype=(x * y).dtype) for z in (x, y))
-        if (dtype := (x * y).dtype).is_floating_point:  # a scalar tensor does not widen the result
+        if (dtype := (x * y).dtype).is_floating_point:  # a 0-dim y of a wider type does not widen the result
             y = y.to(dtype)
         is_zero = x == 0 if quantized else (x == 0) & (y == y)
         return x * function(torch.where(is_zero, at_zero, y))
@@ -193,7 +193,10 @@ def add_relu(x: Tensor, y: Any, alpha: float = 1) -> Tensor:
 
 @decomposition(aten.hypot.default)
 def hypot(x: Tensor, y: Tensor) -> Tensor:
-    """sqrt(x * x + y * y), computed as large * sqrt(1 + (small / large)**2), in which no square overflows."""
+    """sqrt(x * x + y * y) as large * sqrt(1 + (small / large)**2), in which no square overflows.
+
+    ``large`` and ``small`` are the larger and the smaller magnitude of x and y.
+    """
     x, y = (z.to((x + y).dtype) for z in (x, y))  # abs does not accept booleans
     large, small = torch.maximum(x.abs(), y.abs()), torch.minimum(x.abs(), y.abs())
     ratio = small / replace_zero_by_one(large)
@@ -202,8 +205,9 @@ def hypot(x: Tensor, y: Tensor) -> Tensor:
 
 @decomposition(aten.signbit.default, takes_quantized=True)
 def signbit(x: Tensor, *, quantized: bool = False) -> Tensor:
-    """Sign bit, which is also set for -0.0. The test is min(x, 1 / x) < 0: 1 / -0.0 is -inf, and 1 / -inf is -0.0.
+    """Sign bit, which is also set for -0.0. The test is min(x, 1 / x) < 0.
 
+    x < 0 is false for -0.0, but there, 1 / x is -inf. 1 / x < 0 is false for -inf, where 1 / x is -0.0.
     Quantized numbers are never -0.0, and no scale represents 1 / 0, so a quantized program tests x < 0.
     """
     return x < 0 if quantized else torch.minimum(x, 1 / x) < 0
@@ -273,9 +277,10 @@ def nll_loss(
 
 @decomposition(aten.multilabel_margin_loss_forward.default)
 def multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[Tensor, Tensor]:
-    """Sum of max(0, 1 - x[target] + x[other]) over targets and other classes, divided by the number of classes.
+    """Sum of max(0, 1 - x[target] + x[other]), divided by the number of classes.
 
-    The targets are the classes before the first -1. The second result is the mask of classes that are targets.
+    The sum is over all pairs of a target and a class that is no target. The targets are the classes before the first
+    -1. The second result is the mask of classes that are targets.
     """
     is_listed = (target < 0).cumsum(-1) == 0
     target_classes = torch.where(is_listed, target, 0)
@@ -298,8 +303,8 @@ def multi_margin_loss(
 ) -> Tensor:
     """Sum over the other classes of max(0, margin - x[target] + x[other])**p, divided by the number of classes.
 
-    Without reduction, a 1-D input gives one loss of shape (1,). ``torch.export`` records this shape, also for a
-    target without dimensions, for which the eager operator returns a loss without dimensions.
+    Without reduction, a 1-D input gives one loss. Its shape is (1,), as ``torch.export`` records it, also for a target
+    of shape (). For such a target, the eager operator returns the shape ().
     """
     target_classes = target.reshape(*x.shape[:-1], 1)
     others = torch.arange(x.shape[-1], device=x.device) != target_classes

@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 
 #: Replaces minus infinity in an attention mask that will be quantized. exp(-64) is negligible, and a range of 64 has
-#: int16 steps of 0.002. If attention scores span more than 52, calibration lowers the value
+#: int16 steps of 0.002. If attention scores span more than 52, calibration lowers the bound
 #: (quantization.algorithms.mask_bounds).
 QUANTIZABLE_LOWEST = -64.0
 
@@ -37,7 +37,7 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """softmax(query @ key^T * scale + mask) @ value. Dimension -3 holds the heads.
 
-    The result is 0 for a query whose keys are all masked.
+    In floating point, the result is 0 for a query whose keys are all masked.
     """
     if enable_gqa:
         key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
@@ -80,8 +80,8 @@ def flash_attention(
 ) -> tuple[Tensor, Tensor]:
     """The core ATen attention: return the attention, and logsumexp of the scores.
 
-    Both are 0 for a query whose keys are all masked. PyTorch's own decomposition returns the attention weights instead
-    of logsumexp.
+    In floating point, both are 0 for a query whose keys are all masked. PyTorch's own decomposition returns the
+    attention weights instead of logsumexp.
     """
     arguments = query, key, value, attn_mask, dropout_p, is_causal
     scores, _ = _compute_attention_scores(query, key, attn_mask, is_causal, scale, quantized)
@@ -157,8 +157,8 @@ def multi_head_attention(
 ) -> tuple[Tensor, None]:
     """Fused operator of nn.MultiheadAttention in eval mode, batch first. Returns None for the attention weights.
 
-    Keys are masked out where ``mask`` is not 0, unlike in ``scaled_dot_product_attention``. ``mask_type`` gives the
-    shape of a mask of two dimensions: 0 for [queries, keys], 1 for [batch, keys].
+    A nonzero ``mask`` element hides a key; in ``scaled_dot_product_attention``, True makes a key visible. ``mask_type``
+    gives the shape of a mask of two dimensions: 0 for [queries, keys], 1 for [batch, keys].
     """
     heads, weights, biases = [], qkv_weight.split(embed_dim), qkv_bias.split(embed_dim)
     for x, weight, bias in zip((query, key, value), weights, biases, strict=True):
@@ -210,7 +210,7 @@ def flex_attention(
 class _VectorizedInterpreter(Interpreter):
     """Evaluates a graph on all positions at once. PyTorch traced the graph for a single position.
 
-    This is possible because the operators of the graph broadcast.
+    Evaluating all positions at once is possible because the operators of the graph broadcast.
 
     In the graph, ``tensor[position]`` is a ``flat_apply`` node. This class indexes the tensor with all positions.
     """

@@ -1,6 +1,6 @@
 """Decompositions of ExecuTorch's ``tosa_mxfp`` layers, which store weights in MX formats (codes and block scales).
 
-ExecuTorch's operators accept only ``groups`` = 1 and ``block_size`` = 32.
+ExecuTorch's operators accept only ``groups`` = 1 and ``block_size`` = 32. These decompositions ignore both arguments.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def convolution_by_matmul(
     """Convolution of x [(N,) C, ...] and weight [OC, C / groups, ...] by im2col and a matrix product."""
     kernel = list(weight.shape[2:])
     stride, dilation = (broadcast_sizes(values, len(kernel)) for values in (stride, dilation))
-    if isinstance(padding, str):  # "same": the end gets one more if the total padding is odd
+    if isinstance(padding, str):  # "same": an odd total padding has one more element at the end
         totals = [step * (size - 1) if padding == "same" else 0 for step, size in zip(dilation, kernel, strict=True)]
         pads = [(total // 2, total - total // 2) for total in totals]
     else:

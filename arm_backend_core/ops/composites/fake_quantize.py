@@ -37,7 +37,10 @@ def fake_quantize_per_tensor_without_mask(
 def fake_quantize_per_channel(
     x: Tensor, scale: Tensor, zero_point: Tensor, axis: int, quant_min: int, quant_max: int
 ) -> ResultAndMask:
-    """Fake quantization with one scale and zero point for each index along ``axis``; also returns the mask."""
+    """Fake quantization with one scale and zero point for each index along ``axis``.
+
+    The second result is the mask of elements that were not clamped.
+    """
     channel_shape = [-1 if dim == axis else 1 for dim in range(x.dim())]
     return fake_quantize_per_tensor(
         x, scale.reshape(channel_shape), zero_point.reshape(channel_shape), quant_min, quant_max

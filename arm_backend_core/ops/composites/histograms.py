@@ -39,7 +39,10 @@ def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0, *, quantiz
 
 @decomposition(aten.histogram.bins_tensor)
 def histogram(x: Tensor, bins: Tensor, *, weight: Tensor | None = None, density: bool = False) -> tuple[Tensor, Tensor]:
-    """Histogram: number of elements, or sum of their weights, per bin. x outside of the edges ``bins`` is ignored."""
+    """Histogram: number of elements, or sum of their weights, per bin.
+
+    Elements outside of the edges ``bins`` do not count.
+    """
     flat = x.reshape(-1, 1)
     is_above_edge = torch.cat([flat >= bins[:-1], flat > bins[-1:]], 1)
     inside = is_above_edge[:, :-1] & ~is_above_edge[:, 1:]

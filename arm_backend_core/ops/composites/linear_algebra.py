@@ -69,8 +69,8 @@ def _lu_with_pivoting(a: Tensor, columns: int, operation: str) -> tuple[Tensor, 
 
     Returns:
         The factors and the pivots. The first ``columns`` columns of the factors hold L (without its unit diagonal) and
-        U. The other columns are L^-1 @ P times the other columns of a, where L @ U = P @ a. Pivot k is the row
-        that step k swapped with row k.
+        U, with L @ U = P @ (the first ``columns`` columns of a) and the row permutation P. The other columns are
+        L^-1 @ P times the other columns of a. Pivot k is the row that step k swapped with row k.
     """
     rows, column_indices, pivots = torch.arange(a.shape[-2])[:, None], torch.arange(a.shape[-1]), []
     for k in _elimination_steps(a.shape[-2], columns, operation):
@@ -85,7 +85,10 @@ def _lu_with_pivoting(a: Tensor, columns: int, operation: str) -> tuple[Tensor, 
 
 
 def _permutation_sign_and_diagonal(a: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sign of the row permutation and the diagonal of U. The determinant is the product of all of them."""
+    """Return the sign of the row permutation and the diagonal of U.
+
+    The determinant is the product of the sign and all diagonal elements.
+    """
     factors, pivots = _lu_with_pivoting(a, a.shape[-1], "the determinant")
     return torch.where(pivots == torch.arange(a.shape[-1]), 1.0, -1.0).prod(-1), factors.diagonal(0, -2, -1)
 
@@ -164,7 +167,7 @@ def _solve_by_elimination(a: Tensor, b: Tensor) -> Tensor:
 
 @decomposition(aten.linalg_lu_factor_ex.default)
 def lu_factor(a: Tensor, *, pivot: bool = True, check_errors: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """Return L and U in one matrix, the 1-based pivots, and the 1-based index of the first zero pivot or 0."""
+    """Return L and U in one matrix, the 1-based pivots, and the 1-based index of the first zero pivot (0: none)."""
     if not pivot:
         raise Unsupported("LU factorization without pivoting; call it with pivot=True")
     factors, pivots = _lu_with_pivoting(a, a.shape[-1], "LU factorization")

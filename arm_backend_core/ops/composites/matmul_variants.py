@@ -69,6 +69,6 @@ def grouped_mm(
         raise Unsupported("a grouped matrix product over groups of columns; only groups of rows are supported")
     row = torch.arange(len(x), dtype=offs.dtype)[:, None]
     result = torch.zeros((len(x), weight.shape[-1]), dtype=x.dtype)
-    for group in range(len(weight))[::-1]:  # last group first: an earlier group overwrites the rows before its end
+    for group in range(len(weight))[::-1]:  # last group first, so that each group overwrites the rows before its end
         result = torch.where(row < offs[group], torch.mm(x, weight[group]), result)
     return result

@@ -114,8 +114,9 @@ def embedding_bag(
     """Sum (mode 0), mean (1) or maximum (2) of the table rows of each bag; 0 for an empty bag.
 
     A bag is the range of ``indices`` from one offset to the next. Sum and mean multiply the table rows by a matrix with
-    one row per bag: 1 (mean: 1 / count) at the positions of the bag, else 0. The table rows must be finite, because
-    0 * inf is NaN. The other three results of the operator are None, because only its gradient needs them.
+    one row per bag: 1 (mean: 1 / count) at the positions of the bag, else 0. For these two modes, the table rows must
+    be finite, because 0 * inf is NaN. The other three results of the operator are None, because only its gradient needs
+    them.
     """
     positions = torch.arange(len(indices), dtype=torch.int32)
     is_after_offset = positions >= offsets.to(torch.int32).unsqueeze(-1)

@@ -32,7 +32,7 @@ def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, quantized:
 
 @decomposition(aten.cumsum.default, takes_quantized=True, interval=intervals.reduced_sum)
 def cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, quantized: bool = False) -> Tensor:
-    """Cumulative sum by a prefix scan; if quantized, by a product with a triangular matrix, which rounds once."""
+    """Cumulative sum by a prefix scan. Quantized floats: by a product with a triangular matrix, which rounds once."""
     if quantized and x.dim() and x.is_floating_point():
         size = x.shape[dim]
         return torch.matmul(x.transpose(dim, -1), torch.ones(size, size).triu()).transpose(dim, -1)
@@ -65,7 +65,7 @@ decomposition(aten.cummin.default, takes_quantized=True)(_build_cumulative_extre
 
 def _prefix_scan(x: Tensor, dim: int, dtype: torch.dtype | None, combine: Callable[..., Tensor]) -> Tensor:
     """Prefix scan (Hillis-Steele) along ``dim``: log2(n) steps that combine elements at a distance of 1, 2, 4, ..."""
-    # A matrix product would turn the elements before an infinity into NaN; a prefix scan does not.
+    # In a matrix product, 0 * inf would turn the results before an infinity into NaN. A prefix scan keeps them.
     x = x.to(dtype or (x.dtype if x.is_floating_point() else torch.int64))
     if not x.dim():
         return x.clone()

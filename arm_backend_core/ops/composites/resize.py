@@ -23,7 +23,10 @@ aten = torch.ops.aten
 
 def _build_1d_resize(resize_2d: OpOverload) -> Callable[..., Tensor]:
     def upsample(x: Tensor, size: Sequence[int] | None, *rest: Any) -> Tensor:
-        """Resize x [N, C, L] as an image of one row. ``rest`` is (``align_corners`` if bilinear, scale_factors)."""
+        """Resize x [N, C, L] as an image of one row.
+
+        ``rest`` is (align_corners, scale_factors) for linear resizing, and (scale_factors,) for nearest.
+        """
         *align_corners, scale_factors = rest
         size, scale_factors = size and [1, *size], scale_factors and [1.0, *scale_factors]
         result: Tensor = resize_2d(x.unsqueeze(2), size, *align_corners, scale_factors).squeeze(2)

@@ -90,7 +90,7 @@ def _one_hot_mask(index: Tensor, size: int) -> Tensor:
 def _last_matching_index(matches: Tensor, dim: int, quantized: bool) -> Tensor:
     """Last index along ``dim`` at which ``matches`` is true, 0 if there is none.
 
-    The maximum of the indices is computed in an element type that the target can compare.
+    The maximum of the matching indices is computed in an element type that the target can compare.
     """
     index_dtype = torch.int32 if quantized else torch.float32
     positions = torch.arange(matches.shape[dim], dtype=index_dtype)
@@ -127,11 +127,11 @@ def index_add(
 ) -> Tensor:
     """x with the rows of ``source`` added at the indices along ``dim``.
 
-    A quantized program multiplies by a one-hot matrix. Other programs use a masked sum, because 0 * inf is NaN.
+    Quantized floats are multiplied by a one-hot matrix. Other tensors use a masked sum, because 0 * inf is NaN.
     """
     if not x.dim():
         raise Unsupported("index_add on a scalar; add the number")
-    # [rows, positions] and [..., rows]
+    # matches: [rows of source, positions], rows: [..., rows of source]
     matches, rows = _one_hot_mask(index.reshape(-1), x.shape[dim]), source.transpose(dim, -1)
     if quantized and x.is_floating_point():
         sums = torch.matmul(rows, matches.to(x.dtype))

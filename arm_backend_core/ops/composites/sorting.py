@@ -66,7 +66,7 @@ def aminmax(x: Tensor, *, dim: int | None = None, keepdim: bool = False) -> tupl
 @decomposition(aten.nonzero_static.default)
 def nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
     """Indices of the first ``size`` nonzero elements, [size, rank]."""
-    # The flat index of the k-th nonzero element is the number of positions whose inclusive prefix count is below k.
+    # The flat index of the k-th nonzero element is the number of positions up to which fewer than k are nonzero.
     nonzero_counts = torch.cumsum((x != 0).reshape(-1).int(), 0)
     flat = (nonzero_counts < torch.arange(1, size + 1, dtype=torch.int32).unsqueeze(1)).int().sum(1)
     indices, rest = [], flat
@@ -206,7 +206,7 @@ def _flatten_nonempty(x: Tensor) -> Tensor:
 
 @decomposition(aten.nanmedian.dim, takes_quantized=True)
 def nanmedian_dim(x: Tensor, dim: int, keepdim: bool = False, *, quantized: bool) -> tuple[Tensor, Tensor | None]:
-    """Median of the elements that are not NaN, without its index if elements may be NaN.
+    """Median of the elements that are not NaN. The index is None (not computed) if elements may be NaN.
 
     NaN is replaced by infinity, so that numbers are sorted to the front.
     """

@@ -58,8 +58,8 @@ def svd(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """SVD: return U, S and V^T. Singular vectors may differ from LAPACK's in sign.
 
-    LAPACK completes U and V to orthogonal matrices if a singular value is 0. Here, the vector of this singular value is
-    0 in U; if ``a`` has fewer rows than columns, it is 0 in V^T.
+    If a singular value is 0, LAPACK completes U and V to orthogonal matrices. Here, the singular vector in U is 0; if
+    ``a`` has fewer rows than columns, the singular vector in V^T is 0 instead.
     """
     m, n = a.shape[-2:]
     if full_matrices and compute_uv and m != n:

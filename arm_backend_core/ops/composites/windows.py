@@ -47,9 +47,10 @@ def im2col(
     return torch.stack(slices, 2).reshape(batch, channels * kernel[0] * kernel[1], rows * columns)
 
 
-#: Largest window of one row for which a quantized ``col2im`` is a transposed convolution. For larger windows,
-#: ``overlap_add`` is faster. Windows of 512 elements with a hop of 128 take 74,775 cycles on U55-128 by transposed
-#: convolution, and 112,472 by ``overlap_add``. Windows of 1024 elements with a hop of 256 take 148,455 and 109,804.
+#: Largest one-row window (kernel height 1) for which a quantized ``col2im`` is a transposed convolution. For larger
+#: windows, ``overlap_add`` is faster. Windows of 512 elements with a hop of 128 take 74,775 cycles on U55-128 by
+#: transposed convolution, and 112,472 by ``overlap_add``. Windows of 1024 elements with a hop of 256 take 148,455
+#: cycles by transposed convolution, and 109,804 by ``overlap_add``.
 _MAX_COL2IM_WINDOW = 512
 
 
@@ -80,8 +81,8 @@ def col2im(
 
     Windows that tile the image need only a permutation. A quantized program uses a transposed convolution, which rounds
     once. A floating-point program adds shifted windows, because 0 * inf is NaN in a convolution. A quantized program
-    also adds shifted windows if a window is one row of more than ``_MAX_COL2IM_WINDOW`` elements: for windows of n
-    elements, the transposed convolution would have n * n weights.
+    also adds shifted windows if a window is one row of more than ``_MAX_COL2IM_WINDOW`` elements, because the
+    transposed convolution of n-element windows would have n * n weights.
     """
     if x.dim() == 2:
         return col2im(x.unsqueeze(0), output_size, kernel, dilation, padding, stride, quantized=quantized).squeeze(0)

@@ -87,7 +87,7 @@ def exponential(v: FixedPoint, result_q: QParams) -> FixedPoint:
     low, high = math.log(float(result_q.scale) / 8), math.log(peak)
     half = (high - low) / (TABLE_INPUTS[-2] / Q15_MAX + 1)
     middle = low + half
-    if v.scale < half * 2.0**-24:  # else round(middle / v.scale) would exceed INT32
+    if v.scale < half * 2.0**-24:  # at the scale of v, round(middle / v.scale) would exceed INT32
         v = v.rescale(I32, v.scale / half * 2.0**24)
     index = (v - round(middle / v.scale)).rescale(I16, v.scale / half * Q15_MAX, saturate=True)
     distance = half * 128 / Q15_MAX

@@ -69,7 +69,7 @@ def _apply_affine(x: FixedPoint, weight: Array | None, bias: Array | None, out: 
     MUL shifts the product right by 31 bits. With a shift of 38 bits, NPUs round some products differently from TOSA.
     The bias is rounded to the product's scale. If there is a bias and the result is int16, the product's scale is at
     least the result's scale: a finer scale is not needed. If both scales are equal, Ethos-U55 narrows the sum to int16
-    for free; a RESCALE by another factor takes 1.25 cycles an element on U55-128.
+    for free. With different scales, the RESCALE takes 1.25 cycles an element on U55-128.
     """
     if weight is None and bias is None:
         return x.requantize(out)
@@ -100,7 +100,10 @@ def _standardize(rows: ReductionView, eps: float, out: QParams, *, centre: bool)
 
 
 def _divide_by_sqrt_eps(rows: ReductionView, eps: float, *, centre: bool) -> FixedPoint:
-    """(x - mean) / sqrt(eps), if eps exceeds every possible variance. The scale of x is tiny, for example for zeros."""
+    """(x - mean) / sqrt(eps), for an eps that far exceeds every possible variance.
+
+    This occurs if the scale of x is tiny, for example if all calibration samples were zeros.
+    """
     bits = 6 if rows.x.dtype is DType.INT8 else 2
     x = rows.x.with_scale(1.0).to_int32_with_fraction_bits(bits)
     if centre:
@@ -171,10 +174,10 @@ class SumOfSquares:
     The exact sum would exceed int32. Let c = x - mean with ``bits`` fractional bits, and A = sum(abs(c)) <= 2**29. Each
     row is shifted left by ``shift`` bits, so that A << shift is in [2**28, 2**29). With B = A << shift, the sum of the
     shifted squares is in [B * B / n, B * B / 2]. Each square is rounded to a multiple of 2**drop. In rows of more than
-    _MAX_SHORT_ROW elements, each square would be too small for this rounding, so their ``shift`` is larger. With
-    M = max(abs(c)), ``shift`` is chosen such that (M << shift) * (A << shift), an upper bound of the sum of the shifted
-    squares, is below 2**57. If ``bits`` is negative, A and M are computed from the rounded c, and c << shift from the
-    unrounded c.
+    _MAX_SHORT_ROW elements, each square would be too small for this rounding, so these rows have a larger ``shift``.
+    It is chosen such that (M << shift) * (A << shift), with M = max(abs(c)), is below 2**57. This product is an upper
+    bound of the sum of the shifted squares. If ``bits`` is negative, A and M are computed from the rounded c, and
+    c << shift from the unrounded c.
 
     Attributes:
         shifted: c << shift.

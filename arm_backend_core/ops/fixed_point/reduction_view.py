@@ -134,9 +134,9 @@ class ReductionView:
     def sum_of(self, x: FixedPoint, peak: int | None = None) -> FixedPoint:
         """Sum along the rows of ``x``, a tensor with the shape of the view; int32. For ``peak`` see ``FixedPoint.mul``.
 
-        On NPUs, ADD sums rows of two elements. It has no size limit, and takes a fifth of the cycles of REDUCE_SUM on
-        U55 and U65, and a fortieth on U85. If the sum of all parts of a row could exceed 32 bits, the sums of the parts
-        are shifted right before they are added.
+        On NPUs, ADD sums rows of two elements if ``peak`` is None. ADD has no size limit, and takes a fifth of the
+        cycles of REDUCE_SUM on U55 and U65, and a fortieth on U85. If ``peak`` is None and the sum of all parts of a
+        row could exceed 32 bits, the sums of the parts are shifted right before they are added.
         """
         if self.n != 2 or peak is not None or not x.b.target.hardware.is_ethos_u:
             total = x.to_int32().sum(self.axis, peak)

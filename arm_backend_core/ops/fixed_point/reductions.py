@@ -44,8 +44,8 @@ def sum_(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams) ->
 def reduce_max(b: Builder, x: Value, q: QParams, axis: int) -> Value:
     """Maximum of int8 or int16 along one axis. See ``ReductionView.max`` for the cycles.
 
-    The result has one element for each row of the ``ReductionView``. The caller reshapes it: if the view splits rows
-    into parts, its shape is not the shape of ``keepdim=True``.
+    The result has one element for each row of the ``ReductionView``. The caller reshapes the result: if the view
+    splits rows into parts, the result does not have the shape of ``keepdim=True``.
 
     Raises:
         Unsupported: under the conditions of ``ReductionView.from_tensor``.

@@ -23,7 +23,7 @@ class FixedPointQuotient:
     Attributes:
         value: INT32.
         fraction_bits: number of fractional bits, at most 28.
-        step: 1. If x / divisor reaches 2**29, it is a larger power of two, so that ``value`` fits INT32.
+        step: 1; a larger power of two if x / divisor can reach 2**29, so that ``value`` fits INT32.
     """
 
     value: FixedPoint
@@ -54,7 +54,7 @@ class FixedPointQuotient:
         return self.floor(negative.mul(1 - (1 << self.fraction_bits)).with_scale(1.0))
 
     def round(self) -> FixedPoint:
-        """x / divisor rounded half to even. RESCALE rounds half up; where a tie becomes odd, subtract 1."""
+        """x / divisor rounded half to even: RESCALE rounds half up, and 1 is subtracted if this rounds a tie to odd."""
         rounded_half_up = self._nearest(self.value)
         is_odd = (rounded_half_up.rescale(DType.INT32, 0.5).refine_scale(2) - rounded_half_up).assume_range(0, 1)
         minus_one_at_tie = (

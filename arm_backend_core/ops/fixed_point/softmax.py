@@ -32,8 +32,8 @@ def softmax(b: Builder, x: Value, q: QParams, axis: int, out: QParams) -> Value:
     """Softmax over ``axis``: exp(x - max) / sum(exp(x - max)).
 
     The result is the product of two int16: the exponential e, and r = k / sum(e). The constant k is chosen such that
-    r <= Q15_MAX. The roundings of e and r each change a probability by at most 2**-16. ``_sum_exponentials`` bounds the
-    error of the sum.
+    r <= Q15_MAX. The roundings of e and r each change a probability by at most 2**-16. See ``_sum_exponentials``
+    for the error of the sum.
 
     Raises:
         Unsupported: under the conditions of ``ReductionView.from_tensor``; a row is too long; or the result's scale is
@@ -119,9 +119,9 @@ class _ExpTableIndex:
     def look_up(self, values: Array, variant: int) -> FixedPoint:
         """Look up ``values`` (513 entries) at the index. Each table of a row needs a different ``variant`` number.
 
-        Vela fuses a SUB into the TABLE, and RESCALEs into the SUB, only if each has a single reader. So every table
-        gets a separate SUB and separate RESCALEs. Variants differ in the zero point (int8) or in powers of two (int16),
-        so that common subexpression elimination does not merge them.
+        Vela fuses a SUB into the TABLE, and RESCALEs into the SUB, only if a single operator reads their results. So
+        every table gets a separate SUB and separate RESCALEs. Variants differ in the zero point (int8) or in powers of
+        two (int16), so that common subexpression elimination does not merge them.
         """
         is_int8 = self.rows.x.dtype is DType.INT8
         gain, zero_point = (1.0, variant) if is_int8 else (2.0**variant, 0)
@@ -134,7 +134,8 @@ class _ExpTableIndex:
 def _exponentials(rows: ReductionView, *, precise: bool) -> tuple[_ExpTableIndex, FixedPoint, FixedPoint]:
     """Return the table index, exp(x - reference) as int16, and its sum along the rows.
 
-    ``precise`` splits the sum of rows of more than 8 elements (see ``_sum_exponentials``), for results other than int8.
+    The sum of rows of more than ``MAX_PLAIN_ROW_LENGTH`` elements is split (see ``_sum_exponentials``). ``precise``
+    reduces this limit to 8 elements, for results other than int8.
     """
     _require_row_length(65536, rows)
     split = rows.n > (8 if precise else MAX_PLAIN_ROW_LENGTH)
@@ -195,9 +196,10 @@ def _table_index_int16(rows: ReductionView, input_range: float) -> _ExpTableInde
 
     Interpolation has a relative error of h * h / 8. If the sum is not split, h is 0.022, and the error is 2**-14.
     Multiplying the entries by 1 - h * h / 16 halves this error. The rounding of the index adds a relative error of at
-    most 2**-13.5. SUB is one NPU operation only if ``start`` is int16, so ``start`` is halved. If maximum - distance is
-    odd, ``reference`` is one step of x above the maximum, and all exponentials are smaller by the same factor. If a
-    step of x is 1 / 16 or more, this factor would cost too much precision, so ``start`` stays int32.
+    most 2**-13.5. SUB is one NPU operation only if ``start`` is int16, so ``start`` is halved to fit int16. If
+    maximum - distance is odd, ``reference`` is then one step of x above the maximum, and all exponentials are smaller
+    by the same factor. If a step of x is 1 / 16 or more, this factor would cost too much precision, so ``start`` stays
+    int32.
     """
     scale = min(rows.x.scale, 2 * input_range)  # at this scale, one step below the maximum already gives 0
     top = rows.max().rescale(I32, 1.0)

@@ -5,7 +5,7 @@ The pass changes annotations, before the quantizer inserts observers.
 - ``attention_scales``: softmax results that only products or sums read (attention weights, soft-argmax) stay int8, with
   a calibrated scale. The fixed scale 1/256 of a softmax would lose most of their information, because many attention
   weights are small.
-- ``int16_outputs``: a model output becomes int16 if no operator reads it and its own operator ends in a RESCALE. A
+- ``int16_outputs``: a model output becomes int16 if no operator reads it and its producer ends in a RESCALE. A
   RESCALE to int16 takes as many cycles as a RESCALE to int8, and model outputs are converted to float anyway.
 - ``int16_angles``: operands of sine and cosine that are products with constant frequencies become int16, and so do
   the two factors. Such angles (timesteps of diffusion models, positional embeddings) span many periods, and 256

@@ -58,7 +58,7 @@ class BiasCorrection:
     - operators whose bias belongs to several weights, or is also read elsewhere in the model,
     - operators whose result an RMS norm reads. For an input row of zeros, quantized weights cause no error. The
       correction would add an error, which the norm would amplify,
-    - operators of a recurrent layer without a bias: a bias would cost an ADD in each time step.
+    - operators without a bias in a recurrent layer: a bias would cost an ADD in each time step.
 
     The methods of a program share the bias of a layer, so the bias is corrected for the mean input over all methods.
     """
@@ -69,7 +69,7 @@ class BiasCorrection:
             # Layers of one model that share tensors have equal keys. This count keeps them in separate groups.
             use_counts = Counter[Hashable]()
             for use in _find_uses(model):
-                key = use.key if len(models) > 1 else (use.weight, use.bias)  # a hash of the values takes time
+                key = use.key if len(models) > 1 else (use.weight, use.bias)  # nodes, because hashing values takes time
                 groups.setdefault((key, use_counts[key]), []).append(use)
                 use_counts[key] += 1
         exclusive_biases = {use.bias for uses in groups.values() for use in uses if use.owns_bias}

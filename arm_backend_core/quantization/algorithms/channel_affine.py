@@ -2,8 +2,9 @@
 
 Examples: a network normalizes its input by (x / 255 - mean) / std, with mean and std [C, 1, 1]. A frozen batch norm is
 x * scale + shift. Layer scale (Touvron et al. 2021) multiplies a branch by one parameter per channel. Such a chain is
-one function y = gain[c] * x + offset[c]. If its operators were quantized one by one, each would round. In addition, the
-operands of a division, and of a residual sum before a layer norm, would be int16 (``FusionPlan.benefits_from_int16``).
+one function y = gain[c] * x + offset[c]. If its operators were quantized one by one, each would round. In addition, if
+one of them is a division, or a residual sum before a layer norm, its operands would be int16, which takes more cycles
+(``FusionPlan.benefits_from_int16``).
 The function is folded into the layer that computes x. If this is not possible, it is folded into the layer that reads
 y, or becomes a depthwise 1x1 convolution (``aten/layer_affine.py``).
 """
@@ -222,7 +223,7 @@ class _Rewriter:
         return reason
 
     def _find_cost_refusal(self, chain: AffineChain) -> str | None:
-        """Why a depthwise convolution would not take fewer cycles than the chain; None if it would.
+        """Why a depthwise convolution is impossible or would not take fewer cycles than the chain; else None.
 
         The choice precedes calibration, because the two graphs have different tensors to calibrate. The cost model does
         not make this choice: it compares only alternatives with bit-equal results. Total cycles of a chain of

@@ -4,7 +4,7 @@ The quantizer gives the operands and the result of a concatenation one scale, so
 operand with a much smaller range then has only a few levels. Example: a detector concatenates scores and boxes in
 pixels. Calibration shows which operands are affected.
 
-- An operand with other readers keeps its own scale and is rescaled for the concatenation only.
+- An operand that other operators also read keeps its own scale and is rescaled for the concatenation only.
 - A concatenation that the model returns becomes int16, and its operands keep their own scales. int16 costs nothing
   here, because results are converted to float anyway.
 """
@@ -42,7 +42,8 @@ class ObservedModel(Protocol):
         """The annotated graph."""
 
 
-#: Maximum ratio of the scales of two operands that share a scale. A ratio of 4 costs one of them two bits.
+#: Maximum ratio of the scales of two operands that share a scale. At a ratio of 4, the operand with the smaller range
+#: loses two bits.
 _MAX_SCALE_RATIO = 4.0
 #: torchao's ``EdgeOrNode``: a node stands for its result, an edge (source, reader) for an operand of the reader.
 EdgeOrNode = Node | tuple[Node, Node]
@@ -118,8 +119,8 @@ class ConcatScales:
         returned = {concat for _, concat in operands if may_be_int16 and _is_returned(concat)}
         returned_roots = {shared_scales[concat] for concat in returned}
         separable_roots = roots - returned_roots
-        # If only concatenations read an operand, the operand needs no separate scale, unless the concatenation
-        # becomes int16.
+        # If only concatenations read an operand, a separate scale gains nothing, unless the concatenation becomes
+        # int16.
         merged = [
             x for x in operands if shared_scales[x[0]] not in (separable_roots if x[1] in returned else computed_roots)
         ]

@@ -1,8 +1,8 @@
 """Coordinate precision (mixed precision): int16 for real numbers that are rounded to indices of a gather.
 
-``grid_sample`` rounds pixel coordinates to indices, and interpolates by the remaining fractions. The 256 levels of int8
-give each of 96 pixels only 2.7 levels. The SQNR of a spatial transformer of 96x96 pixels is 16 dB in INT8, and 52 dB in
-A16W8.
+``grid_sample`` rounds pixel coordinates to indices, and interpolates by the remaining fractions. On an axis of 96
+pixels, the 256 levels of int8 are only 2.7 levels per pixel. The SQNR of a spatial transformer of 96x96 pixels is 16 dB
+in INT8, and 52 dB in A16W8.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def find_coordinate_nodes(graph: Graph) -> set[Node]:
     """Find the operators that compute coordinates from results of layers or inputs.
 
     Returns:
-        Elementwise operators, sums and data movement between a layer or an input and a cast to an index. Also
-        operators of these three kinds whose operands are all results of such operators: they compute the fractions.
+        Elementwise operators, sums and data movement between a layer or an input and a cast to an index. Also other
+        operators of these three kinds that read only results of the former operators: they compute the fractions.
     """
     pending = list(_find_float_indices(graph))
     constants = constant_nodes(graph) if pending else set()

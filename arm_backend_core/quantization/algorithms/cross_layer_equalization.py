@@ -26,8 +26,8 @@ from arm_backend_core.nodes import is_float
 from arm_backend_core.program import constants_of, store_of, tensor_identity
 
 aten = torch.ops.aten
-#: Layers are equalized if the ratio of the largest to the smallest factor s_j is at least this. Equalization by smaller
-#: ratios does not reduce the error on average.
+#: Layers are equalized if the ratio of the largest to the smallest factor s_j is at least this. Equalization by
+#: factors with a smaller ratio does not reduce the error on average.
 _MIN_FACTOR_RATIO = 4.0
 #: Factors are clamped to [1 / 64, 64].
 _MAX_FACTOR = 64.0
@@ -107,7 +107,7 @@ def equalize_model(program: ExportedProgram, model: Mapping[str, Tensor]) -> Non
     """Equalize the parameters of a model together with its program, before the model is trained.
 
     Args:
-        model: the model's parameters and buffers by name, from which the program was captured. They are overwritten.
+        model: parameters and buffers, by name, of the model from which the program was captured. They are overwritten.
     """
     before = {name: tensor for name, tensor in program.state_dict.items() if name in model}
     equalize(program, before)
@@ -172,9 +172,10 @@ class _Parameters:
         return tensor.detach()
 
     def gain(self, layer: Node) -> Tensor:
-        """Return the factor per channel of the batch norm that is the only reader of a layer, or 1 if there is none.
+        """Return the factor per channel of the batch norm that is the only reader of a layer.
 
-        The result can be broadcast to the weight of the layer.
+        The factor is 1 if there is no such batch norm, or if its variance is no constant. The result can be broadcast
+        to the weight of the layer.
         """
         readers = list(layer.users)
         if [reader.target for reader in readers] != [aten.batch_norm.default]:
@@ -268,7 +269,8 @@ def _compute_factors(channel_range: Tensor, max_weights: Tensor) -> Tensor | Non
     The factor is 1 for channels without a positive range or weight.
 
     Returns:
-        None if all factors are similar (``_MIN_FACTOR_RATIO``).
+        The factors, [channels]. None if they are all similar (``_MIN_FACTOR_RATIO``), or if no channel has a positive
+        range and weight.
     """
     is_positive = (channel_range > 0) & (max_weights > 0)
     factors = (channel_range / max_weights)[is_positive].sqrt()

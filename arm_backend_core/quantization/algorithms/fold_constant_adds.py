@@ -16,7 +16,7 @@ aten = torch.ops.aten
 def fold_constant_adds(graph: Graph) -> None:
     """Fold x + a + b with float constants a and b to x + (a + b), which saves an addition and the rounding of x + a.
 
-    Sums are not folded if a + b has more elements than a and more than b.
+    Sums are not folded if a + b has more elements than a and more than b, or if another operator also reads x + a.
     """
     sums = graph.find_nodes(op="call_function", target=aten.add.Tensor)
     constants = constant_nodes(graph) if len(sums) > 1 else set[Node]()

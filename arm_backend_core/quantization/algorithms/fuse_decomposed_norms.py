@@ -40,7 +40,7 @@ class _Norm:
         """Insert the composite operator at ``node``.
 
         Args:
-            weight: one factor for each element of the last dimension; only if ``dims`` is the last dimension.
+            weight: one factor for each element of the last dimension. None unless ``dims`` is only this dimension.
         """
         rank = self.x.meta["val"].dim()
         order = [*(dim for dim in range(rank) if dim not in self.dims), *self.dims]
@@ -70,7 +70,7 @@ def fuse_norms(module: GraphModule, algorithms: Collection[str]) -> None:
     """Replace decomposed norms, including a following multiplication by a constant weight.
 
     Args:
-        algorithms: names of algorithms. "fused_norms" enables layer norms only, "fused_rms_norms" RMS norms only.
+        algorithms: names of algorithms. "fused_norms" enables layer norms, "fused_rms_norms" enables RMS norms.
     """
     _move_weights_after_division(module)
     norms = {node: norm for node in module.graph.nodes if (norm := _match_norm(node)) is not None}

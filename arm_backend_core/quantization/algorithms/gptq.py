@@ -18,8 +18,8 @@ from torch.fx import Node
 from arm_backend_core.quantization.graph_observers import find_observed_weight
 from arm_backend_core.quantization.ptq import ObservedProgram
 
-#: GPTQ rounds weights with fewer levels than this on either side of 0. With more levels, quantized activations cause a
-#: larger error than quantized weights.
+#: GPTQ rounds weights with fewer levels than this on either side of 0. With more levels, GPTQ gains little, because
+#: quantized activations cause a larger error than quantized weights.
 _MAX_LEVELS = 16
 #: Maximum number of input channels; beyond it, computing the covariance takes longer than the layer.
 _MAX_COLUMNS = 1024

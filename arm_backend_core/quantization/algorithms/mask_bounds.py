@@ -33,13 +33,16 @@ _NEGLIGIBLE_DISTANCE = 12.0
 #: Factor by which the span is multiplied, for scores beyond the calibration range.
 _HEADROOM = 1.25
 #: ``MaskBounds`` passes a lowered bound to an observer as a tensor filled with the bound. The tensor has as many
-#: elements as the observer has observed so far, so that the observer does not clip the bound as an outlier. It has at
-#: most this number of elements.
+#: elements as the observer has observed so far, but at most this number. The observer would clip a single element as
+#: an outlier.
 _MAX_OBSERVED_BOUNDS = 1 << 14
 
 
 class _ScoreRangeRecorder:
-    """Records the range of a tensor's finite values, without masked values. Calibration calls it with the tensor."""
+    """Records the range of a tensor's finite values without masked values, extended to 0.
+
+    Calibration calls it with the tensor.
+    """
 
     def __init__(self, bound: float) -> None:
         self._bound, self.score_range = bound, (0.0, 0.0)
@@ -164,7 +167,10 @@ def _mask_scale(x: Node) -> float:
 
 
 def _masked_edges(reader: Node) -> list[tuple[Node, Node]]:
-    """All (reader, tensor) pairs upstream of ``reader`` whose tensor contains a mask."""
+    """All (reader, tensor) pairs upstream of ``reader`` whose tensor holds a mask, or is an input of a mask.
+
+    Their nodes have ``MASKED_VALUE`` or ``CALIBRATION_MINIMUM``.
+    """
     edges: dict[tuple[Node, Node], None] = {}
     todo = [reader]
     while todo:

@@ -38,9 +38,8 @@ def bound_mask_fill(module: GraphModule) -> list[str]:
     The bound is min - (max - min) / 16 for a maximum, and max + (max - min) / 16 for a minimum. min and max are the
     smallest and the largest element of the tensor before it is filled. Every inference computes the bound: two
     reductions and a few scalar operators are inserted before the maximum or minimum. The maximum of a row that is
-    masked entirely is then the bound, not the fill value: int8 cannot represent both the fill value and the other
-    values. A fill value stays if a comparison reads the maximum or minimum, because the comparison may test for the
-    fill value.
+    masked entirely is then the bound. It cannot be the fill value, which int8 cannot represent beside the other values.
+    A fill value stays if a comparison reads the maximum or minimum, because the comparison may test for the fill value.
 
     Returns:
         A note for the user for each maximum or minimum whose masks changed.

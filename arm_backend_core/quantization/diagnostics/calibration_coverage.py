@@ -1,4 +1,4 @@
-"""Calibration coverage: find tensors that have too few values, or only one value, in the calibration samples."""
+"""Calibration coverage: find tensors with too few values, or only one distinct value, in the calibration samples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAX_NAMED = 3
 
 
 def find_coverage_problems(observers: Iterable[Any]) -> list[str]:
-    """Return a note for the user for each kind of problem, with the names of the tensors that have this problem."""
+    """Return a note for the user for each kind of problem. It names up to ``_MAX_NAMED`` tensors with this problem."""
     notes = []
     kinds: dict[str, list[str]] = {}
     for observer in dict.fromkeys(observers):

@@ -107,7 +107,7 @@ class IsolatedErrorSums:
 
         Args:
             reference: result in floating point.
-            unrounded: result with quantized weights, before rounding; None if it equals ``reference``.
+            unrounded: result with quantized weights, not yet rounded itself; None if it equals ``reference``.
             qparams: quantization parameters of the result.
         """
         if not reference.numel():

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 _EMBEDDING = torch.ops.aten.embedding.default
 #: SQNR in dB below which the user is warned. At this SQNR, the noise amplitude is half of the signal's.
 MIN_SQNR_DB = 6.0
-#: Maximum number of elements of all intermediate results together. ``_find_noisiest_operator`` stores all results, and
-#: finds nothing above this limit.
+#: Maximum number of elements of all results of the graph together. ``_find_noisiest_operator`` stores all results. If
+#: they have more elements, it returns no operator.
 _MAX_STORED_ELEMENTS = 1 << 27
 
 
@@ -51,7 +51,7 @@ class _QuantizedConstant:
     floats: Tensor | None
 
     def dequantize(self, rows: Any = ...) -> Tensor:
-        """Return the float values of ``rows``, by default of all: a sample reads few rows of an embedding table."""
+        """Return the float values of ``rows`` (default: all rows). An embedding reads only few rows of its table."""
         if self.floats is not None:
             return self.floats[rows]
         scale, zero_point = self.parameters[:2]
@@ -118,10 +118,11 @@ def measure_output_sqnr(model: ObservedProgram) -> dict[str, float]:
         model: has quantize and dequantize operators.
 
     Returns:
-        {output name: SQNR}, without outputs whose reference is not floating point, not finite or 0, and without outputs
-        whose shape changed. Empty for a model with loops: this interpreter passes the loop state to the next iteration
-        without quantizing it, so the SQNR would not include the rounding of the state. Also empty for a model with
-        random operators, and if PyTorch rejects indices or sizes that quantization changed.
+        {output name: SQNR}. An output is omitted if its reference is not floating point or is 0, if the reference or
+        the quantized result is not finite, or if their shapes differ. Empty for a model with loops: this interpreter
+        passes the loop state to the next iteration without quantizing it, so the SQNR would not include the rounding of
+        the state. Also empty for a model with random operators, and if PyTorch rejects indices or sizes that
+        quantization changed.
     """
     if any(node.target is LOOP_OUT or is_random(node) for node in model.graph.nodes):
         return {}
@@ -137,7 +138,7 @@ def measure_output_sqnr(model: ObservedProgram) -> dict[str, float]:
 
 
 def _sqnr(reference: Any, actual: Any) -> float | None:
-    """Compute the SQNR in dB; None if ``reference`` is not floating point, not finite or 0, or the shapes differ."""
+    """Compute the SQNR in dB; None if the shapes differ, a value is not finite, or ``reference`` is 0 or not float."""
     if not is_float_tensor(reference) or reference.shape != actual.shape:
         return None
     sums = ErrorSums.of(reference, actual)
@@ -158,7 +159,7 @@ def describe_output_sqnr(model: ObservedProgram, method: str, by_output: Mapping
 
 
 def _activation_dtype(node: Node) -> torch.dtype | None:
-    """Return the dtype of the nearest quantize operator, from ``node`` upstream along first operands; None if none."""
+    """Return the dtype of the first quantize operator from ``node`` upstream along first operands; None without one."""
     while not is_quantize(node):
         sources = [source for source in node.all_input_nodes if isinstance(source.meta.get("val"), Tensor)]
         if not sources:

@@ -81,11 +81,11 @@ class QuantizationRange(torch.nn.Module):
     Attributes:
         bounds: lower and upper bound. Initially, the smallest and the largest number that the calibrated scale and zero
             point can represent.
-        factors: ratio of each initial bound to the observed minimum or maximum. A ratio above 1 is a margin, a ratio
-            below 1 clips.
+        factors: ratio of each initial bound to the observed minimum or maximum; 1 if the two do not have the same sign.
+            A ratio above 1 is a margin, a ratio below 1 clips.
         stretch: natural logarithm of the learned factor of each bound: learned bounds are bounds * exp(stretch). The
             learning rate is therefore relative to the magnitude of a bound. Weight decay pulls bounds to their initial
-            values. A bound at 0 (relu) stays 0. None if the range is not learned.
+            values. A bound at 0 (relu) stays 0. None if the range is not learned, or if both bounds are 0.
     """
 
     bounds: Tensor
@@ -102,7 +102,7 @@ class QuantizationRange(torch.nn.Module):
         extremes = torch.tensor(observer.extremes, dtype=torch.float64)
         # The moving average multiplies the minimum and maximum of a batch by the factors that calibration chose.
         self.register_buffer("factors", torch.where(extremes * bounds > 0, bounds / extremes, 1.0).float())
-        is_all_zero = bool((bounds.abs() < 1e-30).all())  # all observed values were 0: nothing to learn
+        is_all_zero = bool((bounds.abs() < 1e-30).all())  # both bounds are 0: nothing to learn
         self.stretch = torch.nn.Parameter(torch.zeros(2)) if mode == "learned" and not is_all_zero else None
 
     def forward(self) -> ScaleAndZeroPoint:

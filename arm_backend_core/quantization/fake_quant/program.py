@@ -1,6 +1,6 @@
 """Fake-quantized program of a model for fixed input shapes, as quantization-aware training (QAT) runs it.
 
-The program is annotated like the program that ``export`` quantizes, and fake-quantizes at the same places. Two things
+The program is annotated like the program that ``export`` quantizes, and fake-quantizes the same tensors. Two things
 differ: batch norms are folded into the weights again at each step (``ParameterTape``), and training determines scales
 and zero points.
 """
@@ -75,7 +75,7 @@ class FakeQuantProgram:
 
     Attributes:
         observed: the annotated program.
-        weighted_nodes: operators with a weight. The bias sets a minimum for the scale of the weight.
+        weighted_nodes: operators with a weight, for ``register_bias``.
         norms, dropouts: {node: batch norm or dropout that changes the node's result}.
         norm_affines: {node in ``norms``: gain and offset per channel that follow its batch norm}. They are folded into
             the same layer as the batch norm.
@@ -125,7 +125,7 @@ class FakeQuantProgram:
         return constants
 
     def run(self, inputs: Sequence[Any], settings: StepSettings) -> Any:
-        """Run the model on the leaves of its inputs, rounding as the target does."""
+        """Run the model with fake quantization on the leaves of its inputs; write the new values of its buffers."""
         interpreter = FakeQuantInterpreter(self, settings)
         results = interpreter.run(inputs)
         with torch.no_grad():
@@ -202,7 +202,7 @@ class FakeQuantInterpreter(GraphInterpreter):
         return program.dropouts[node](value) if settings.training and node in program.dropouts else value
 
     def on_operand(self, source: Node, reader: Node, value: Any) -> Any:
-        """Fake-quantize an operand if the reader's quantization parameters differ from the parameters of ``source``."""
+        """Fake-quantize an operand that has an observer other than the observer of the result of ``source``."""
         observer = self._observers.get((source, reader))
         if observer is None or observer is self._observers.get(source):
             return value
@@ -220,7 +220,7 @@ class FakeQuantInterpreter(GraphInterpreter):
         return fake_quantize(value, self._parameters[observer], (observer.quant_min, observer.quant_max), axis)
 
     def _update_parameters(self, observer: Any, value: Tensor) -> None:
-        """Compute scale and zero point of a constant. Fixed and derived observers have them already."""
+        """Compute scale and zero point: of a constant from ``value``; fixed and derived observers do not read it."""
         if isinstance(observer, RangeObserver):
             observer._statistics = type(observer._statistics)()
             # Observers of weights compute on the weight's device, the others on the CPU.

@@ -29,9 +29,10 @@ class _RecordedCall:
 
 
 class ParameterTape(TorchDispatchMode):
-    """While active, records the calls of operators that read the root tensors, or results of recorded calls.
+    """While active, records each call of an operator that reads a root tensor or the result of a recorded call.
 
-    Tensors are identified by ``id``. The tape holds references to all of them, so that no ``id`` is reused.
+    Calls that write in place, or whose results are fake tensors, are not recorded. Tensors are identified by ``id``.
+    The tape holds references to all of them, so that no ``id`` is reused.
 
     Args:
         roots: {name: root tensor}; the parameters and buffers whose new values ``replay`` takes.

@@ -46,8 +46,8 @@ class BatchNorm:
         """Renormalize ``y`` from running statistics to batch statistics, and update the running statistics.
 
         y = gain * (z - mean) + bias, where z is the output of the convolution or linear layer. Mean and variance of z
-        over the batch follow from mean and variance of y. Weights are folded and rounded with the gain of the running
-        statistics, as in the program. If y has one value per channel, there is no variance, and y is returned
+        over the batch follow from mean and variance of y. The weights stay folded and rounded with the gain of the
+        running statistics, as in the program. If y has one value per channel, there is no variance, and y is returned
         unchanged.
 
         Args:
@@ -149,7 +149,7 @@ class TrainingLayers:
 
 
 def _find_norm_convolution(graph: Graph, norm: str) -> Node | None:
-    """Find the depthwise convolution that replaces the batch norm ``norm``, if no layer before it could absorb it."""
+    """Find the depthwise convolution that replaces the batch norm ``norm``; None if a layer absorbed the norm."""
     for node in graph.find_nodes(op="get_attr"):
         if str(node.target).rstrip("_") == f"{norm}_gain":
             return next(iter(node.users), None)

@@ -30,7 +30,7 @@ def evaluate(op: Op, inputs: list[Array]) -> Array | None:
     passes an array of all 256 int8 values.
 
     Returns:
-        The result. None if the record has no evaluation, if the result is undefined or depends on the target, or if an
+        The result. None if the record has no ``compute``, if the result is undefined or depends on the target, or if an
         operator other than data movement has a BF16 operand or result.
     """
     record = OPERATORS[op.kind]

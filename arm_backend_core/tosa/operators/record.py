@@ -40,7 +40,7 @@ _TYPES_BY_NAME = dict(zip(_TYPE_NAMES.split(), DType, strict=True))
 
 @dataclass(frozen=True)
 class TypeRow:
-    """A row of the specification's "supported data types" table of an operator.
+    """A row of an operator's table "supported data types" in the specification.
 
     Attributes:
         inputs: element types of the operands.

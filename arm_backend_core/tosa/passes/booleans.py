@@ -24,7 +24,7 @@ _INT8_VALUES = np.arange(-128, 128)
 
 
 def lower_bool_to_int8(graph: Graph, target: Target) -> None:
-    """Lower all boolean operators and values of the graph to int8.
+    """Lower all boolean operators and values of the graph to int8, if the hardware has no boolean tensors.
 
     Before this pass, ``compose_tables`` has replaced chains of int8 operators that contain comparisons by one TABLE
     each. The other comparisons become arithmetic here. In the next round of the pipeline, ``compose_tables`` can
@@ -95,9 +95,9 @@ def _find_bounds(x: Value) -> tuple[int, int] | None:
 
 
 def _find_difference_scale(x: Value, y: Value) -> float | None:
-    """The scale, 1 or 1/2, with which RESCALE accepts x - y and y - x; None if neither scale is possible.
+    """The scale, 1 or 1/2, with which RESCALE accepts x - y and y - x; None if there is none or bounds are unknown.
 
-    RESCALE by 2**(30 - shift) accepts magnitudes below 2**(shift - 1) (TOSA 1.0, apply_scale_32).
+    A RESCALE with scale 2**(30 - shift) accepts magnitudes below 2**(shift - 1) (TOSA 1.0, apply_scale_32).
     """
     left, right = _find_bounds(x), _find_bounds(y)
     if left is None or right is None:

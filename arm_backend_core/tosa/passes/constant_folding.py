@@ -20,7 +20,7 @@ def fold_constants(op: Op, rewriter: Rewriter) -> Value | None:
     A RESCALE that widens a constant is kept if each reader has an operand that is not constant. An NPU fuses the
     RESCALE into the reader. With the folded INT32 constant, the reader takes two NPU passes. Example: int8
     [1, 512, 128] times a constant [128]. Vela 5.1 estimates 344,064 cycles with the INT32 constant and 65,536 with the
-    RESCALE on U55-128, and 204,498 and 19,016 on U85-256.
+    RESCALE on U55-128; on U85-256, 204,498 and 19,016.
     """
     arrays = [value.data for value in op.inputs if value.data is not None]
     if len(arrays) != len(op.inputs) or not arrays:

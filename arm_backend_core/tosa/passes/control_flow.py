@@ -129,7 +129,7 @@ def _outline_region(graph: Graph, target: Target, inputs: Sequence[Value], resul
 
 
 def _replace_operators(graph: Graph, replacement: Op, removed: set[Op]) -> None:
-    """Insert ``replacement`` into the graph and remove the operators ``removed``, which no other operator reads."""
+    """Insert ``replacement`` into the graph and remove the operators ``removed``, which it replaces."""
     for value in replacement.results:
         value.producer = replacement
     needed = _dependencies(replacement.inputs)

@@ -82,7 +82,10 @@ def _is_only_sliced(value: Value, rewriter: Rewriter) -> bool:
 
 
 def _operand_spans(op: Op, spans: list[Span]) -> list[Span] | None:
-    """The part of the operand that ``spans`` of the result depend on; None if it is not one span per dimension."""
+    """The part of the operand that ``spans`` of the result depend on.
+
+    None if it is not one span per dimension, or if ``op`` is neither a TRANSPOSE, a RESHAPE nor in ``UNARY``.
+    """
     if op.kind == "TRANSPOSE":
         return [spans[op.attrs["perms"].index(axis)] for axis in range(len(spans))]
     if op.kind == "RESHAPE":

@@ -166,7 +166,10 @@ class _LayoutCosts:
     # -- costs -----------------------------------------------------------------------------------------------
 
     def change_cost(self, value: Value, before: Layout, after: Layout) -> float:
-        """Cost of changing the layout of ``value``. It is 0 for constants, which are permuted at compile time."""
+        """Cost of changing the layout of ``value``.
+
+        It is 0 for constants, which are permuted at compile time, and infinite if the target cannot TRANSPOSE the type.
+        """
         if before == after or value.data is not None:
             return 0.0
         if not self.can_transpose[value.dtype]:

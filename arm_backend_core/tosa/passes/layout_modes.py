@@ -18,7 +18,7 @@ from arm_backend_core.tosa.passes.peephole_movement import reshape_groups
 
 Shape = tuple[int, ...]
 
-#: Operators that accept any layout, if the operands and the result have the same layout.
+#: Operators that accept any layout, if the operands and the result have the same layout (exception: ``_accepts``).
 _LAYOUT_AGNOSTIC = frozenset(
     kind
     for kind, record in OPERATORS.items()

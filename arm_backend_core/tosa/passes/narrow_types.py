@@ -32,7 +32,7 @@ def hoist_reshape(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def convert_weights_to_int4(graph: Graph, target: Target) -> None:
-    """Convert constant int8 weights to INT4 if all their values are between -7 and 7 and the target supports INT4.
+    """Convert constant int8 weights with zero point 0 and values from -7 to 7 to INT4, if the target supports INT4.
 
     NPUs are skipped: Vela encodes equal INT4 and int8 weights in the same way, so INT4 saves nothing.
     """

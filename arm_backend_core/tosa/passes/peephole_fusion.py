@@ -84,7 +84,7 @@ def rescale_factors(op: Op) -> Array:
 def log2_scale(op: Op) -> int | None:
     """The exponent k >= 0 if the RESCALE computes (x - input_zp) * 2**k + output_zp, apart from saturation; else None.
 
-    k = 0 is a RESCALE by 1.
+    k = 0 means scale 1.
     """
     multiplier, shift = np.asarray(op.attrs["multiplier"]), np.asarray(op.attrs["shift"])
     if multiplier.size != 1 or op.attrs["input_unsigned"] or op.attrs["output_unsigned"]:
@@ -95,17 +95,17 @@ def log2_scale(op: Op) -> int | None:
 
 
 def has_unit_scale(op: Op) -> bool:
-    """Whether ``op`` is a RESCALE by 1. It may change the zero point, and it saturates to the output type."""
+    """Whether ``op`` is a RESCALE with scale 1. It may change the zero point, and it saturates to the output type."""
     return op.kind == "RESCALE" and log2_scale(op) == 0
 
 
 def has_unit_scale_and_no_zero_points(op: Op) -> bool:
-    """Whether ``op`` is a RESCALE by 1 without zero points. It changes no value that fits the output type."""
+    """Whether ``op`` is a RESCALE with scale 1 and no zero points. It changes no value that fits the output type."""
     return has_unit_scale(op) and op.attrs["input_zp"] == op.attrs["output_zp"] == 0
 
 
 def merge_rescale(op: Op, rewriter: Rewriter) -> Value | None:
-    """Remove a RESCALE that changes nothing; merge a RESCALE with a preceding RESCALE by 2**k that cannot saturate.
+    """Remove a RESCALE without effect; merge a RESCALE with a preceding RESCALE of scale 2**k that cannot saturate.
 
     A preceding RESCALE of uint8 is merged only if its scale is 1 (``_merge_unsigned_rescale``). For other types, the
     merged RESCALE has the multiplier m and the shift s - k, where m and s are those of the second RESCALE:
@@ -146,7 +146,7 @@ def _merge_unsigned_rescale(inner: Op, op: Op, rewriter: Rewriter) -> Value | No
 
 
 def _cannot_saturate(op: Op, k: int) -> bool:
-    """Whether no input value saturates in a RESCALE by 2**k."""
+    """Whether no input value saturates in a RESCALE with scale 2**k."""
     low, high = op.inputs[0].dtype.range
     output_min, output_max = op.output.dtype.range
     results = [((x - op.attrs["input_zp"]) << k) + op.attrs["output_zp"] for x in (low, high)]
@@ -175,7 +175,7 @@ def fold_scale_into_convolution(op: Op, rewriter: Rewriter) -> Value | None:
 def fold_bias_into_convolution(op: Op, rewriter: Rewriter) -> Value | None:
     """Fold an ADD or SUB of one constant per channel into the bias of a convolution.
 
-    For INT32 the rule is exact: the sum with the bias and the sum after the convolution wrap around in the same way.
+    For INT32 the rule is exact: the addition to the bias and the ADD or SUB wrap around in the same way.
     """
     if op.kind == "SUB" and op.inputs[1].data is None:
         return None

@@ -81,9 +81,9 @@ def _undo_reshape(value: Value, old: tuple[int, ...], new: tuple[int, ...], rewr
     """Reshape ``value``, which broadcasts to shape ``old``, to a shape that broadcasts to shape ``new``.
 
     Returns:
-        The reshaped value. None unless the reshape is free: ``value`` must be a RESHAPE from ``new``, a constant, a
-        RESCALE (with a single scale) of a constant, or a tensor of one element. Also None if a constant broadcasts
-        along some, but not all dimensions of a group (``reshape_groups``).
+        The reshaped value. None if the reshape is not free. It is free if ``value`` is a RESHAPE from ``new``, a
+        constant, a RESCALE (with a single scale) of a constant, or a tensor of one element. Also None if a constant
+        broadcasts along some, but not all dimensions of a group (``reshape_groups``).
     """
     reshape = producer(value, "RESHAPE")
     if reshape is not None and value.shape == old and reshape.inputs[0].shape == new:

@@ -86,11 +86,11 @@ def permute_weights(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def _summed_dims_order(transpose: Op, flat: tuple[int, ...]) -> list[int] | None:
-    """The dimensions of the TRANSPOSE's result that a RESHAPE to ``flat`` merges into its last dimension.
+    """The dimensions of the TRANSPOSE's result that a RESHAPE to ``flat`` merges into the last dimension of ``flat``.
 
     Returns:
-        the dimensions in their order in the TRANSPOSE's operand. None if the RESHAPE merges other dimensions with them,
-        or if the TRANSPOSE moves other dimensions.
+        the dimensions in their order in the TRANSPOSE's operand. None if the RESHAPE distributes them over several
+        dimensions of ``flat``, or if the other dimensions do not come first in the operand, in the same order.
     """
     shape = transpose.output.shape
     summed, flat_dims = reshape_groups(shape, flat)[-1]

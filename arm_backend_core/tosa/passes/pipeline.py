@@ -114,7 +114,7 @@ PASSES = (
     ),
 )
 
-#: Passes that run once after ``PASSES``. Most of them add operators, and the hardware executes the new graph faster.
+#: Passes that run once after ``PASSES``. Most of them add operators, but the hardware executes the new graph faster.
 HARDWARE_PASSES: tuple[ScheduledPass, ...] = (
     ScheduledPass(
         sink_slices,

@@ -136,9 +136,10 @@ def _propagate_origins(emitted: Mapping[Op, Sequence[Op]], live: Collection[Op],
     """Propagate origins from removed operators to the operators that replace them.
 
     The builder gives emitted operators the origins of the operator that the rule replaced. The rule may also remove
-    producers of this operator. Their origins go to the emitted operators of the same kind, or else to all of them. If a
-    rule swapped two operators, as f(TRANSPOSE(x)) to TRANSPOSE(f(x)), each keeps its own origins only. The origins
-    of removed arithmetic are lost only if the rule emitted no operator.
+    producers of this operator. Their origins go to the emitted operators of the same kind. If there are none, they go
+    to all emitted operators, or are dropped for ``_FREE_MOVEMENT_KINDS``. If a rule swapped two operators, as
+    f(TRANSPOSE(x)) to TRANSPOSE(f(x)), each keeps its own origins only. The origins of removed arithmetic are lost only
+    if the rule emitted no operator.
 
     Args:
         emitted: {replaced operator: the operators that its rule emitted}, in execution order.

@@ -1,4 +1,4 @@
-"""Rewrite tracing: ``ARM_BACKEND_CORE_TRACE=rewrite`` prints for each tried rule that it applies, or why it declines.
+"""Rewrite tracing: ``ARM_BACKEND_CORE_TRACE=rewrite`` prints whether each tried rule applies, or why it declines.
 
 The reason is source text of the rule, so it always matches the code: the condition around the executed ``return
 None``. If this condition called a helper that returned None, the reason includes the helper's condition.

@@ -317,7 +317,7 @@ def emit_identity_convolution(
     stride: tuple[int, int] = (1, 1),
     zero_point: int = 0,
 ) -> Value:
-    """Emit a CONV2D that only moves elements: one weight of 1 per output channel, and a RESCALE by 1 (exact)."""
+    """Emit a CONV2D that only moves elements: one weight of 1 per output channel, and an exact RESCALE with scale 1."""
     accumulator = DType.INT48 if x.dtype is DType.INT16 else DType.INT32
     zeros = build.const(np.zeros(weight.shape[0]), accumulator)
     kernel = build.const(weight, DType.INT8)

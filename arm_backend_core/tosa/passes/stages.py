@@ -35,7 +35,7 @@ _BLOCK_SCALED = {"CAST_TO_BLOCK_SCALED", "CONV2D_BLOCK_SCALED"}
 LOWERED = Stage(frozenset(OPERATORS) - _BLOCK_SCALED, allows_bool=True)
 #: After the peephole rules: no IDENTITY.
 SIMPLIFIED = replace(LOWERED, operators=LOWERED.operators - {"IDENTITY"})
-#: Booleans only if the hardware has them.
+#: After ``lower_bool_to_int8``: booleans only if the hardware has them.
 BOOLEANS_LOWERED = replace(SIMPLIFIED, allows_bool=False)
 #: Constant weights may have four bits.
 WEIGHTS_NARROWED = replace(BOOLEANS_LOWERED, allows_int4=True)

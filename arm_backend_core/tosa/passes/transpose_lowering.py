@@ -101,7 +101,7 @@ def transpose_by_convolution(op: Op, rewriter: Rewriter) -> Value | None:
     """Replace a TRANSPOSE from [A, N] to [N, A] by a convolution over the height of an image [A, N / C] of C channels.
 
     C is the largest of 4, 2 and 1 that divides N. The convolution takes a quarter of a cycle per element for small A.
-    The number of its multiplications grows with A * A. A TRANSPOSE is faster for A > 16 and for N < 4 * A * A: with
+    The number of its multiplications grows with A * A. A TRANSPOSE is faster if A > 16 or N < 4 * A * A: with
     A = 16 and N = 256 (int8), the TRANSPOSE takes 3,200 cycles and the convolution 5,472. With N = 1024, the
     convolution is faster.
     """

@@ -2,7 +2,7 @@
 
 ``Hardware.vela_bugs`` lists the bugs that affect an NPU family. The import of this module checks these names. Every
 rewrite is bit-exact. A rewrite may create the pattern of another workaround, and several workarounds may match one
-operator. The graph is therefore rewritten until no predicate matches.
+operator. The graph is therefore rewritten until no workaround matches.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _MAX_ROUNDS = 12
 
 
 def apply_vela_workarounds(graph: Graph, target: Target) -> None:
-    """Apply the workarounds for ``target``'s Vela release until no predicate matches.
+    """Apply the workarounds for ``target``'s Vela release until none of them matches.
 
     Raises:
-        AssertionError: a predicate still matches after the last round, because workarounds undo each other; or a
+        AssertionError: a workaround still matches after the last round, because workarounds undo each other; or a
             rewrite needs an operator that the target does not support.
     """
     for _ in range(_MAX_ROUNDS):

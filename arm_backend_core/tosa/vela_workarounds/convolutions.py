@@ -164,10 +164,11 @@ def _becomes_other_padding(op: Op, value: Value, rewriter: Rewriter) -> bool:
 
 
 def _is_widened_image(op: Op, rewriter: Rewriter) -> bool:
-    """Match a RESCALE by 1 of int8 to int16 whose only reader is a convolution.
+    """Match a RESCALE with scale 1 from int8 to int16 whose only reader is a convolution.
 
     Bug ``widened_image``: Vela removes the RESCALE, so that a convolution of int8 has a bias of int48, and crashes.
-    Data movement and RESCALEs by 1 may be before and after the RESCALE. In 5.1, a SLICE after it prevents the bug.
+    Data movement and RESCALEs with scale 1 may be before and after the RESCALE. In Vela 5.1, a SLICE after the RESCALE
+    prevents the bug.
     """
     if op.output.dtype is not DType.INT16 or log2_scale(op) != 0:
         return False

@@ -30,7 +30,7 @@ def emit_copy(x: Value, b: Builder, multiples: Sequence[int] = ()) -> Value:
         x: the tensor.
         b: emits the operators.
         multiples: repeat counts of the dimensions, as in a TILE. Only dimensions of size 1 can be repeated, because the
-            product broadcasts them. Not for booleans. By default, no dimension is repeated.
+            product broadcasts them. It is ignored for booleans. By default, no dimension is repeated.
     """
     if x.dtype is DType.BOOL:
         return b.binary("LOGICAL_OR", x, x)
@@ -39,10 +39,10 @@ def emit_copy(x: Value, b: Builder, multiples: Sequence[int] = ()) -> Value:
 
 
 def emit_scaled_by_almost_one(op: Op, match: bool, rewriter: Rewriter) -> Value:
-    """Emit a RESCALE by 1 with the scale 1 + 2**-30 instead, which Vela neither removes nor merges as a scale of 1.
+    """Emit a RESCALE with scale 1 + 2**-30 instead of 1. Vela removes or merges a scale of 1, but not this scale.
 
     The result is the same if the result type has at most 29 bits: round(x * (1 + 2**-30)) = x for abs(x) < 2**29, and
-    larger values are clipped. The operand is not int48, whose multiplier of 15 bits cannot hold this scale.
+    larger values are clipped. The operand must not be int48: its multiplier of 15 bits cannot hold this scale.
     """
     attrs = {**op.attrs, "multiplier": np.array([(1 << 30) + 1], np.int32), "shift": np.array([30], np.int8)}
     return rewriter.builder.emit("RESCALE", op.inputs, op.output.dtype, **attrs)

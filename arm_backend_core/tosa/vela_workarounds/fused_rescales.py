@@ -45,7 +45,7 @@ def _is_scaled_maximum(op: Op, rewriter: Rewriter) -> bool:
     """Match a RESCALE (scale not 1) that keeps the type and is the only reader of a MAX_POOL2D or REDUCE_MAX.
 
     Bug ``lost_maximum_scale``: Vela fuses both operators into a max pooling with ``OFM_SCALE``. U55 and U65 do not
-    scale a maximum, so that the RESCALE is lost. IDENTITYs, RESHAPEs and RESCALEs by 1 may be between the two.
+    scale a maximum, so that the RESCALE is lost. IDENTITYs, RESHAPEs and RESCALEs with scale 1 may be between the two.
     """
     if op.attrs["input_zp"] or op.attrs["output_unsigned"] or log2_scale(op) == 0:
         return False
@@ -82,7 +82,7 @@ def _rescale_product(op: Op, match: bool, rewriter: Rewriter) -> Value:
 
 @dataclass(frozen=True)
 class _ScaledSum:
-    """An ADD or SUB of two RESCALEs by integers.
+    """An ADD or SUB of two RESCALEs with integer scales.
 
     Attributes:
         addition: the ADD or SUB.
@@ -101,9 +101,10 @@ class _ScaledSum:
 def _match_unequal_scales(op: Op, rewriter: Rewriter) -> _ScaledSum | None:
     """Match RESCALE(RESCALE(x) +- RESCALE(y)) whose inner scales are different integers below 2**15.
 
-    Bug ``unequal_scales``: Vela fuses all three RESCALEs into the ADD or SUB. The NPU multiplies the operand with the
-    smaller scale by its scale, and shifts the other operand left by 14 (int16) or 19 (int8) bits. The shift is correct
-    only if the larger scale is 2**14 or 2**19. RESHAPEs and TRANSPOSEs may follow the sum: Vela may remove them.
+    Bug ``unequal_scales``: Vela fuses all three RESCALEs into the ADD or SUB. The NPU multiplies the operand that
+    has the smaller scale by this scale, and shifts the other operand left by 14 (int16) or 19 (int8) bits. The shift is
+    correct only if the larger scale is 2**14 or 2**19. RESHAPEs and TRANSPOSEs may follow the sum: Vela may remove
+    them.
     """
     x, _ = trace_back(
         op.inputs[0], lambda move: move.kind in ("RESHAPE", "TRANSPOSE") and rewriter.has_one_use(move.output)
@@ -124,7 +125,7 @@ def _match_unequal_scales(op: Op, rewriter: Rewriter) -> _ScaledSum | None:
 
 
 def _enlarge_scales(op: Op, match: _ScaledSum, rewriter: Rewriter) -> Value:
-    """Multiply the operand scales by 2**e, so that the larger one is 2**14 or 2**19, and divide the last scale by 2**e.
+    """Multiply the operand scales by 2**e, so that the larger one is 2**14 or 2**19; divide the last scale by 2**e.
 
     The sum stays within 31 bits. Scaling is impossible in three cases: the larger scale is not a power of two, the last
     RESCALE has double rounding, or its shift would exceed 62. In these cases, a MUL scales one operand instead, because
@@ -149,14 +150,15 @@ def _enlarge_scales(op: Op, match: _ScaledSum, rewriter: Rewriter) -> Value:
 def _find_integer_scales(addition: Op, rewriter: Rewriter, *, use_merged: bool) -> tuple[list[Op], list[int]] | None:
     """The RESCALEs of the operands of an ADD or SUB and their integer scales, if U55 and U65 can fuse them.
 
-    Vela 5.1 fuses a RESCALE into its reader if there is only one. Vela 5.2 also duplicates a RESCALE for each of its
-    readers, and merges two consecutive RESCALEs.
+    Vela 5.1 fuses a RESCALE that has only one reader into this reader. Vela 5.2 also duplicates a RESCALE for each of
+    its readers, and merges two consecutive RESCALEs.
 
     Args:
         use_merged: if True, return the first of the consecutive RESCALEs that Vela merges; if False, the last.
 
     Returns:
-        ([RESCALE of the first operand, of the second], [their integer scales]), or None if they cannot be fused.
+        ([RESCALE of the first operand, of the second], [their scales]). None if a scale is not an integer below 2**15,
+        or if Vela does not fuse the RESCALEs.
     """
     rescales, factors, only_single_use = [], [], rewriter.builder.target.vela_release == (5, 1)
     for value in addition.inputs:
@@ -176,7 +178,7 @@ def _find_integer_scales(addition: Op, rewriter: Rewriter, *, use_merged: bool) 
 
 
 def _first_of_merged_rescales(rescale: Op, rewriter: Rewriter) -> Op:
-    """The first of the consecutive RESCALEs that Vela merges into ``rescale``. All but the first are by 1."""
+    """The first of the consecutive RESCALEs that Vela merges into ``rescale``. All but the first have scale 1."""
     while has_unit_scale_and_no_zero_points(rescale) and rewriter.has_one_use(rescale.inputs[0]):
         before = producer(rescale.inputs[0], "RESCALE")
         if before is None or before.attrs["input_unsigned"]:  # Vela reads uint8 in a separate operation
@@ -207,7 +209,10 @@ def _loses_scale_in_reader(op: Op, rewriter: Rewriter, *, kinds: tuple[str, ...]
 
 
 def _is_read_by(kinds: tuple[str, ...], op: Op, rewriter: Rewriter) -> bool:
-    """Whether an operator of these kinds reads the RESCALE ``op``, directly or through RESCALEs by 1."""
+    """Whether an operator of these kinds reads the RESCALE ``op``.
+
+    RESHAPEs, SLICEs and RESCALEs with scale 1 may be between the two.
+    """
     readers = [reader for reader, _ in readers_past_views(op.output, rewriter, frozenset())]
     merged = [reader for reader in readers if has_unit_scale(reader)]
     return any(reader.kind in kinds for reader in readers) or any(
@@ -250,10 +255,10 @@ def is_pure_reshape(op: Op) -> bool:
 
 
 def absorbs_widening(op: Op) -> bool:
-    """Whether Vela can fuse the RESCALEs by 1 from int8 or int16 into ``op``, their reader.
+    """Whether Vela can fuse RESCALEs with scale 1 from int8 or int16 into ``op``, their reader.
 
-    ``op`` must be a REDUCE_SUM or have two operands and be elementwise. All operands must be such RESCALEs, from the
-    same type.
+    ``op`` must be a REDUCE_SUM, or an elementwise operator with two operands. All operands must be results of such
+    RESCALEs, which read one type.
     """
     terms = [producer(value, "RESCALE") for value in op.inputs]
     dtypes = {term.inputs[0].dtype for term in terms if term is not None and log2_scale(term) == 0}
@@ -263,7 +268,7 @@ def absorbs_widening(op: Op) -> bool:
 
 
 def fuses_unit_rescales_of_operands(op: Op, rewriter: Rewriter) -> bool:
-    """Whether Vela fuses the RESCALEs by 1 of all operands into ``op``, which is their only reader."""
+    """Whether Vela fuses the RESCALEs with scale 1 of all operands into ``op``, which is their only reader."""
     return absorbs_widening(op) and is_sole_reader(op, rewriter)
 
 
@@ -275,7 +280,7 @@ def is_sole_reader(op: Op, rewriter: Rewriter) -> bool:
 def rescale_copy(op: Op, match: bool, rewriter: Rewriter) -> Value:
     """Emit the RESCALE of a copy x * 1 of its operand.
 
-    The product of int8 or int16 values is int32. If the RESCALE is by 1 to int32, the product therefore replaces it.
+    The product of int8 or int16 values is int32. It alone replaces a RESCALE to int32 with scale 1 and no zero points.
     """
     b, x, attrs = rewriter.builder, op.inputs[0], op.attrs
     if x.dtype not in NARROW_TYPES or attrs["input_zp"] != 0:
@@ -287,10 +292,10 @@ def rescale_copy(op: Op, match: bool, rewriter: Rewriter) -> Value:
 
 
 def _is_clipped_by_producer(op: Op, rewriter: Rewriter) -> bool:
-    """Match a RESCALE to more bits by a scale above 1, after an operator that clips to its own result type.
+    """Match a RESCALE with a scale above 1 to a wider type, after an operator that clips to its own result type.
 
     Bug ``clipped_rescale``: Vela fuses the RESCALE into this operator, which then clips the scaled result to its
-    narrower type. Data movement and RESCALEs by 1 to more bits may be between the two.
+    narrower type. Data movement and RESCALEs with scale 1 to a wider type may be between the two.
     """
     if op.attrs["input_zp"] or rescale_factors(op).max() <= 1:
         return False
@@ -304,18 +309,20 @@ def _is_clipped_by_producer(op: Op, rewriter: Rewriter) -> bool:
 
 
 def _is_skippable(op: Op) -> bool:
-    """Whether ``op`` only moves elements of one operand, or is a RESCALE by 1 to more bits."""
+    """Whether ``op`` only moves elements of one operand, or is a RESCALE with scale 1 to a wider type."""
     if op.kind != "RESCALE":
         return op.kind in DATA_MOVEMENT and op.kind != "CONCAT"
     return log2_scale(op) == 0 and not op.attrs["input_zp"] and op.output.dtype.bytes > op.inputs[0].dtype.bytes
 
 
 def _loses_clipping_in_reader(op: Op, rewriter: Rewriter) -> bool:
-    """Match a RESCALE of int8 or int16 that may clip, then a RESCALE by 1 to more bits, then an elementwise op or CAST.
+    """Match a clipping RESCALE, a widening RESCALE of its result, and an elementwise op or CAST of the wide value.
 
-    Bug ``unclipped_operand``: Vela fuses both RESCALEs into the last operator, which does not clip its operand. If the
-    first RESCALE is not from int16 to int8, Vela does not fuse it into an operator for which
-    ``fuses_unit_rescales_of_operands`` is true.
+    The first RESCALE is from int8 or int16 to int8 or int16, and may clip. The second one has scale 1.
+
+    Bug ``unclipped_operand``: Vela fuses both RESCALEs into the last operator, which does not clip its operand. If
+    ``fuses_unit_rescales_of_operands`` is true of this operator, Vela does so only if the first RESCALE is from int16
+    to int8.
     """
     if not {op.inputs[0].dtype, op.output.dtype} <= {*NARROW_TYPES} or not may_clip(op):
         return False
@@ -337,7 +344,7 @@ def _loses_clipping_in_reader(op: Op, rewriter: Rewriter) -> bool:
 
 
 def _clips_to_own_type(op: Op | None) -> bool:
-    """Whether ``op``, for example a RESCALE by 1, clips to its own result type after Vela fuses a RESCALE into it."""
+    """Whether ``op``, such as a RESCALE with scale 1, clips to its result type after Vela fuses a RESCALE into it."""
     return op is not None and (op.kind in _OWN_TYPE_CLIPPING_KINDS or has_unit_scale(op))
 
 

@@ -31,9 +31,9 @@ _SPLITTABLE = (
 def _loses_slice_offset(op: Op, value: Value, rewriter: Rewriter) -> bool:
     """Whether ``value``, an operand of an operator that Vela splits, is a SLICE along an axis of the split.
 
-    Bug ``lost_slice_offset``: the operator reads a part of the SLICE's input at an offset. When Vela splits the
-    operator, it overwrites this offset. ``docs/contributors/vela.md`` lists the operators and axes. A copy of the SLICE
-    needs no offset.
+    Bug ``lost_slice_offset``: Vela fuses the SLICE into the operator, which then reads the SLICE's input at an offset.
+    When Vela splits the operator, it overwrites this offset. ``docs/contributors/vela.md`` lists the operators and
+    axes. A copy of the SLICE needs no offset.
     """
     axes: Sequence[int] = rewriter.builder.target.hardware.axes_lost_on_split(op)
     if axes and op.kind == "MATMUL" and _is_slice_behind_cancelling_transposes(value):
@@ -62,11 +62,11 @@ def _is_slice_behind_cancelling_transposes(value: Value) -> bool:
 
 
 def _reduces_column(op: Op, value: Value, rewriter: Rewriter) -> bool:
-    """Match a reduction along the last axis of a RESHAPE of x, if x or another RESHAPE of x is a column [.., n, 1].
+    """Match a reduction along n of a RESHAPE [.., n] of x, if x or another RESHAPE of x is a column [.., n, 1].
 
-    Bug ``column_reduction_overflow``: n is the size of the reduced axis. Vela reduces [.., n, 1] in NHCWB16 bricks of
-    16 channels, but allocates memory for [.., n]. The n elements are written over 16 * n bytes, beyond the allocated
-    memory. A copy separates the two tensors.
+    Bug ``column_reduction_overflow``: Vela reduces [.., n, 1] in NHCWB16 bricks of 16 channels, but allocates memory
+    for [.., n]. The n elements are written over 16 * n bytes, beyond the allocated memory. A copy of [.., n] shares no
+    memory with the column.
     """
     reshape = producer(value, "RESHAPE")
     if reshape is None or op.attrs["axis"] != value.rank - 1 or value.shape[-1] == 1:
@@ -107,7 +107,7 @@ def _loses_upsampling_offset(reader: Op, value: Value, rewriter: Rewriter) -> bo
 
 
 def _indices_may_be_overwritten(op: Op, rewriter: Rewriter) -> bool:
-    """Whether other operations run between a GATHER or SCATTER and the reader of its result.
+    """Whether other operations may run between a GATHER or SCATTER and the reader of its result.
 
     Bug ``overwritten_indices``: Vela records one byte for each index instead of four. Other operations may therefore
     overwrite the indices while the DMA still reads them. Constant indices are not affected.
@@ -124,7 +124,8 @@ def _copy_after_gather(op: Op, match: bool, rewriter: Rewriter) -> Value:
 def _is_read_by_next_operation(value: Value, rewriter: Rewriter) -> bool:
     """Whether ``value`` has one reader, which runs next. RESHAPEs and RESCALEs may be between the two.
 
-    Vela schedules the producers of the last operand first. Therefore, no operator may compute an earlier operand.
+    Vela schedules the producers of a reader's last operand first. If an operator computes an operand before ``value``,
+    this operator therefore runs between the two, and the result is False.
     """
     readers = rewriter.users(value) or []
     if len(readers) != 1 or readers[0].kind in ("RESHAPE", "RESCALE"):

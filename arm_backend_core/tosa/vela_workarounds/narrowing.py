@@ -1,4 +1,4 @@
-"""Vela workarounds for conversions to fewer bits: CASTs that saturate, and RESCALEs that lose their clipping."""
+"""Vela workarounds for conversions to a narrower type: CASTs that saturate, and RESCALEs that lose their clipping."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DATA_MOVEMENT = ("CONCAT", "IDENTITY", "PAD", "RESHAPE", "SLICE", "TILE", "TRANS
 
 
 def _loses_clipping(op: Op, rewriter: Rewriter, *, scaled: bool = False) -> bool:
-    """Match a RESCALE by 1 to fewer bits that may clip, followed by a RESCALE by 1 to at least as many bits.
+    """Match a RESCALE with scale 1 that may clip to a narrower type, followed by one to an equally wide or wider type.
 
     Bug ``unclipped``: Vela removes both RESCALEs, and with them the clipping of the first. Data movement may be between
     the two.
@@ -45,7 +45,7 @@ def _loses_clipping(op: Op, rewriter: Rewriter, *, scaled: bool = False) -> bool
 
 
 def _preserve_clipping(op: Op, match: bool, rewriter: Rewriter) -> Value:
-    """Emit the RESCALE with a scale that Vela does not remove.
+    """Emit the RESCALE with a scale of almost 1, which Vela does not remove.
 
     The multiplier of an int48 RESCALE has too few bits for this scale. In this case, a copy of the result separates the
     two RESCALEs.
@@ -56,15 +56,15 @@ def _preserve_clipping(op: Op, match: bool, rewriter: Rewriter) -> Value:
 
 
 def _is_widened_again(value: Value, rewriter: Rewriter, *, scaled: bool) -> bool:
-    """Whether a RESCALE to at least as many bits reads ``value``, and Vela may merge it with the producer of ``value``.
+    """Whether Vela may merge the producer of ``value`` with a RESCALE of ``value`` to an equally wide or wider type.
 
-    Data movement may be between the two. Vela always merges a RESCALE by 1. It also merges a RESCALE by another scale
-    on U85, and on U55 and U65 if the RESCALE is the only reader.
+    Data movement may be between the two. Vela always merges a RESCALE with scale 1. It merges a RESCALE with another
+    scale on U85, and on U55 and U65 only if the RESCALE is the only reader.
 
     Args:
         value: the result of a RESCALE.
         rewriter: the rewriter of the graph.
-        scaled: also search for RESCALEs by other scales than 1.
+        scaled: also search for RESCALEs with other scales than 1.
     """
     may_merge = scaled and (rewriter.has_one_use(value) or rewriter.builder.target.hardware.fuses_shared_rescale)
     for op in rewriter.users(value) or ():
@@ -76,7 +76,7 @@ def _is_widened_again(value: Value, rewriter: Rewriter, *, scaled: bool) -> bool
 
 
 def _loses_multiplier_bits(op: Op, rewriter: Rewriter) -> bool:
-    """Match a RESCALE of int48 by 1, followed by a RESCALE whose multiplier has more than 15 significant bits.
+    """Match a RESCALE of int48 with scale 1, followed by a RESCALE whose multiplier has more than 15 significant bits.
 
     Bug ``truncated_multiplier``: Vela merges both into one RESCALE of int48, whose multiplier has 15 bits. The low bits
     of the second multiplier are lost. A copy of the first result prevents this.
@@ -94,10 +94,10 @@ def _loses_multiplier_bits(op: Op, rewriter: Rewriter) -> bool:
 
 
 def _loses_clipping_at_zero_point(op: Op, rewriter: Rewriter) -> bool:
-    """Match a RESCALE by 1 with an output zero point, after a RESCALE to as many bits that may clip.
+    """Match a RESCALE with scale 1 and only an output zero point, after a RESCALE to the same width that may clip.
 
-    Bug ``unclipped_zero_point``: Vela merges both into one RESCALE, which clips only at the end. RESHAPEs and a RESCALE
-    by 1 to int32 may be between the two. The operand of the first RESCALE has at least as many bits as its result.
+    Bug ``unclipped_zero_point``: Vela merges both into one RESCALE, which clips only at the end. RESHAPEs, and RESCALEs
+    with scale 1 to int32, may be between the two. The first RESCALE does not widen its operand.
     """
     x, _ = trace_back(
         op.inputs[0],
@@ -114,7 +114,8 @@ def _loses_clipping_at_zero_point(op: Op, rewriter: Rewriter) -> bool:
 def may_clip(op: Op) -> bool:
     """Whether a RESCALE may clip.
 
-    A RESCALE to fewer bits is assumed to clip, unless its scale is 1 and the values of the operand fit the result type.
+    A RESCALE to a narrower type is assumed to clip, unless it has scale 1 and no zero points, and the values of the
+    operand fit the result type.
     """
     source, (low, high) = op.inputs[0], op.output.dtype.range
     if source.dtype.bytes > op.output.dtype.bytes:
@@ -126,13 +127,13 @@ def may_clip(op: Op) -> bool:
 
 
 def _match_narrowing_cast(op: Op, rewriter: Rewriter) -> int | None:
-    """Match a CAST of int32 or int16 to fewer bits whose operand may not fit.
+    """Match a CAST of int32 or int16 to a narrower type, if values of the operand may not fit this type.
 
     Bug ``narrowing_cast``: U55 and U65 always clip to the output range, so that the CAST saturates. In TOSA, the CAST
     keeps the low bits.
 
     Returns:
-        the shift for ``_wrap_cast``: 24 for int8, 16 for int16.
+        the shift for ``_wrap_cast``: 24 for int8, 16 for int16; None without a match.
     """
     x, bits = op.inputs[0], {DType.INT8: 24, DType.INT16: 16}.get(op.output.dtype)
     is_wider = x.dtype in (DType.INT16, DType.INT32)
@@ -140,7 +141,7 @@ def _match_narrowing_cast(op: Op, rewriter: Rewriter) -> int | None:
 
 
 def _match_chained_cast(op: Op, rewriter: Rewriter) -> int | None:
-    """Match a CAST as ``_match_narrowing_cast`` does, if all its readers are CASTs, or all of one elementwise kind.
+    """Match a CAST as ``_match_narrowing_cast`` does, if all its readers are of one kind: CAST or elementwise.
 
     Bug ``chained_cast``: U85 executes a chain of elementwise operations without storing the results between them. If
     Vela puts the CAST and its reader into one chain, the CAST saturates as on U55. RESHAPEs may be between the two.
@@ -214,7 +215,7 @@ def _bounds_of_mul_or_shift(op: Op, operand: tuple[float, float]) -> tuple[float
 
 
 def _is_clamped_cast(op: Op, value: Value, rewriter: Rewriter) -> bool:
-    """Whether a CAST to fewer bits computes the operand of a CLAMP.
+    """Whether a CAST to a narrower type computes the operand of a CLAMP.
 
     Bug ``clamped_cast``: Vela marks the CAST as not clipping and fuses the CLAMP into it, so that the CLAMP is lost. A
     copy of the CAST prevents the fusion.
@@ -234,7 +235,7 @@ def _is_rescaled_cast(op: Op, value: Value, rewriter: Rewriter) -> bool:
 
 
 def _is_shifted_cast(op: Op, value: Value, rewriter: Rewriter) -> bool:
-    """Whether a CAST to fewer bits reads a RESCALE by 1 with an input zero point.
+    """Whether a CAST to a narrower type reads a RESCALE with scale 1 and an input zero point.
 
     Bug ``shifted_cast``: Vela fuses both into one operation that clips, but the CAST must keep the low bits. Data
     movement may be between the two. A copy of the RESCALE prevents the fusion.

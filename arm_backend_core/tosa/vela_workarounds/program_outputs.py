@@ -21,7 +21,7 @@ def _copy_outputs(graph: Graph, target: Target, indices: Sequence[int]) -> None:
 
 
 def _find_returned_masks(graph: Graph, target: Target) -> list[int]:
-    """Find boolean outputs that an operator of the program also reads.
+    """Find boolean outputs, except constants, that an operator of the program also reads.
 
     Bug ``returned_mask``: a true element of an NPU mask has all bits set. Vela converts the true elements of an output
     to 1 in place, so that the operator reads 1 instead of a mask.

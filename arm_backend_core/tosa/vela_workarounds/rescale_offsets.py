@@ -52,7 +52,7 @@ def _has_int32(op: Op) -> bool:
 
 
 def _loses_operand_offset(op: Op, rewriter: Rewriter) -> bool:
-    """Match a RESCALE to or from int32 whose operand is a SLICE or is written in parts, unless all its readers fuse it.
+    """Match a RESCALE to or from int32 of a SLICE or of a tensor written in parts, unless all readers fuse the RESCALE.
 
     Bug ``lost_rescale_operand_offset``: Vela emits a MUL that reads from the start of the larger tensor, or writes only
     one part. RESHAPEs that only add or remove dimensions of size 1 may follow the SLICE.
@@ -73,7 +73,7 @@ def _is_size_one_reshape(op: Op) -> bool:
 
 
 def _merges_with(before: Op, op: Op, rewriter: Rewriter) -> bool:
-    """Whether Vela merges the RESCALE ``before`` into its only reader, the RESCALE ``op``. One of them must be by 1."""
+    """Whether Vela merges the RESCALE ``before`` into its only reader, the RESCALE ``op``. One must have scale 1."""
     return before.kind == "RESCALE" and rewriter.has_one_use(before.output) and 0 in map(log2_scale, (before, op))
 
 
@@ -102,7 +102,7 @@ def _is_between_concatenations(op: Op, rewriter: Rewriter) -> bool:
 
     - A CONCAT, PAD or TILE precedes the RESCALE, and a CONCAT or PAD follows it. Each operator is the only reader of
       the preceding one. Vela merges the three, and writes only one part. A RESCALE that computes the first operand of
-      the second CONCAT is not affected.
+      the following CONCAT is not affected.
     - The operand of a per-channel RESCALE is written in parts (``_find_partitioned_producer``). Vela rescales each part
       by the scales of the first channels, and not by the scales of the part's channels.
     """
@@ -132,8 +132,8 @@ def _is_duplicated_for_reshape(op: Op, rewriter: Rewriter) -> bool:
 
     Bug ``duplicated_rescale_reshape``: each duplicate writes the shape of its reader, but reads the shape before the
     RESHAPE. If the reader fuses its duplicate, both shapes are correct. If a SLICE precedes ``op`` or the reader, the
-    offset is always wrong, also for fused duplicates and for RESHAPEs that only add or remove dimensions of size 1:
-    Vela computes the offset in the shape of the other side of the RESHAPE.
+    offset of the SLICE is always wrong, also for fused duplicates and for RESHAPEs that only add or remove dimensions
+    of size 1: Vela computes the offset from the shape on the wrong side of the RESHAPE.
     """
     readers = _duplicating_readers(op, rewriter)
     source, _ = trace_back(op.inputs[0], _is_size_one_reshape)
@@ -146,7 +146,8 @@ def _is_duplicated_for_reshape(op: Op, rewriter: Rewriter) -> bool:
 def _duplicating_readers(op: Op, rewriter: Rewriter) -> list[tuple[Op, frozenset[str]]]:
     """The readers for which Vela duplicates the RESCALE ``op``. Empty if Vela does not duplicate it.
 
-    Vela does not duplicate a RESCALE that the producer of its operand fuses, except for ``_LATE_SCALING_KINDS``.
+    Vela does not duplicate a RESCALE to int8 or int16 that the producer of its operand fuses, unless this producer is
+    one of ``_LATE_SCALING_KINDS``.
 
     Returns:
         (reader, operator kinds between ``op`` and the reader: "RESHAPE", ``UNIT_RESHAPE`` or "SLICE"). Example:
@@ -169,7 +170,7 @@ def _final_readers(value: Value, rewriter: Rewriter, passed: frozenset[str]) -> 
     Args:
         value: the tensor to search from.
         rewriter: the rewriter of the graph.
-        passed: "RESHAPE" and "SLICE" if the search has already passed such operators.
+        passed: the operator kinds that the search has already passed, as for ``readers_past_views``.
 
     Yields:
         (reader, passed kinds).
@@ -227,9 +228,10 @@ def _fuses_scaled_sum(op: Op, rewriter: Rewriter) -> bool:
 
 
 def _merges_to_int32(op: Op, rewriter: Rewriter) -> bool:
-    """Whether Vela merges the RESCALE ``op`` with a following RESCALE by 1 to int32. RESHAPEs may be between the two.
+    """Whether Vela merges the RESCALE ``op`` with a following RESCALE to int32 (``_merges_with``).
 
-    Vela does not merge them if an operator fuses the last one (``fuses_unit_rescales_of_operands``).
+    RESHAPEs and other merged RESCALEs may be between the two. Vela does not merge the RESCALE to int32 if an operator
+    fuses it (``fuses_unit_rescales_of_operands``).
     """
     result = op.output
     while (reader := rewriter.only_user(result)) is not None:
@@ -310,10 +312,10 @@ def _fuses_into_producer(rescale: Op, rewriter: Rewriter) -> bool:
 
 
 def _merges_unscaled(rescale: Op, rewriter: Rewriter) -> bool:
-    """Whether Vela merges the RESCALE of a result of narrow arithmetic with a following RESCALE by 1 to int32.
+    """Whether Vela merges the RESCALE after arithmetic on int8 or int16 with a following RESCALE with scale 1 to int32.
 
     Only U55 and U65 are affected: they do not scale an int32 result of arithmetic, so that the arithmetic cannot fuse
-    the merged RESCALE. The result is False if ``rescale`` is by 1, because Vela removes it, and if it has an output
+    the merged RESCALE. The result is False if ``rescale`` has scale 1, because Vela removes it, and if it has an output
     zero point, because Vela does not merge it.
     """
     if not rewriter.builder.target.hardware.sums_rescale_operands or log2_scale(rescale) == 0:

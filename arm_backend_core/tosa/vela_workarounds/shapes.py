@@ -47,8 +47,8 @@ def _is_slice_of_other_rank(op: Op, rewriter: Rewriter, *, includes_batch_of_one
 
     Bug ``slice_rank_mismatch``: Vela splits the reader of the RESHAPE by batch items. It reads each item with the
     strides of the shape before the RESHAPE, but at an offset that it computes in the rank after the RESHAPE.
-    The program reads one item repeatedly, or beyond the end of the tensor. The rank before or after the RESHAPE must be
-    5 or 6: Vela pads lower ranks to 4, so that they do not differ.
+    The program reads one item repeatedly, or beyond the end of the tensor. The bug occurs only if the rank before or
+    after the RESHAPE is 5 or 6: Vela pads lower ranks to 4, so that they do not differ.
 
     Args:
         op: the RESHAPE.
@@ -149,7 +149,7 @@ def _rewrite_minimum_as_maximum(op: Op, match: bool, rewriter: Rewriter) -> Valu
 
 
 def _emit_complement(x: Value, b: Builder) -> Value:
-    """Emit ~x = -1 - x, computed in int32 and rescaled by 1 to the type of ``x``."""
+    """Emit ~x = -1 - x, computed in int32 and converted to the type of ``x`` by a RESCALE with scale 1."""
     minus_one = b.rescale(broadcast_constant(x, -1, x.dtype, b), DType.INT32, 1.0)
     return b.rescale(b.sub(minus_one, b.rescale(x, DType.INT32, 1.0)), x.dtype, 1.0)
 
@@ -158,8 +158,8 @@ def _broadcasts_single_element(op: Op, rewriter: Rewriter) -> bool:
     """Match arithmetic of rank 5 or 6 that broadcasts a first operand of one element.
 
     Bug ``scalar_broadcast_high_rank``: Vela drops dimensions of the other operand only, compares shapes of different
-    rank, and reads more than one element. A constant of 16 bits or fewer is not affected, because the command stores
-    its value.
+    rank, and reads more than one element. A constant of 16 bits or fewer is not affected, because the NPU command
+    contains its value.
     """
     shape, first = op.output.shape, op.inputs[0]
     is_single = first.size == 1 and (first.data is None or first.dtype is DType.INT32)
@@ -183,8 +183,8 @@ def _is_read_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
     """Whether another operator reads ``value`` in another shape, through a view (``is_pure_reshape``).
 
     Bug ``reshaped_select``: Vela uses the other shape for a SELECT. For example, it broadcasts [1, 80, 1] with [80] to
-    6,400 elements. The rewrite reads a copy, which no operator reads in another shape. The result is also True if the
-    tensor before the RESHAPEs is a program output.
+    6,400 elements. After the rewrite, the SELECT reads a copy, which no operator reads in another shape. The result is
+    also True if the tensor before the RESHAPEs is a program output.
     """
     source, producers = trace_back(value, lambda op: op.kind == "RESHAPE")
     views = [value, *(view.inputs[0] for view in producers)]
@@ -197,7 +197,7 @@ def _broadcasts_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
 
     Bug ``reshaped_broadcast``: for a RESHAPE of a SLICE of rank 5 or 6, Vela uses the rank of the SLICE. If both
     operands are broadcast, and another operator reads the first one in another shape, Vela uses this other shape, as in
-    ``reshaped_select``. The rewrite reads a copy, which no operator reads in another shape.
+    ``reshaped_select``. After the rewrite, the operator reads a copy, which no operator reads in another shape.
     """
     if value is not op.inputs[0] or value.shape == op.output.shape:
         return False

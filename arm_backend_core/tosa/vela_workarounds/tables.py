@@ -19,7 +19,7 @@ _MAX_CHAIN_OPERATIONS, _MAX_CHAIN_OPERANDS = 4, 3
 
 
 def duplicate_cheap_producers(graph: Graph, target: Target) -> None:
-    """Duplicate an operand of a TABLE or MATMUL, so that no other operator reads it. This takes fewer cycles.
+    """Duplicate an operand of a TABLE or MATMUL, so that no other operator reads it. This saves cycles.
 
     Vela fuses a TABLE into the preceding operator, and transposes a column for a MATMUL, only if there is no other
     reader. If there are others, this pass lets an int16 TABLE read a copy of its operand. For a MATMUL, it computes the
@@ -47,7 +47,7 @@ def _duplicate_matmul_column(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def _copy_table_operand(op: Op, rewriter: Rewriter) -> Value | None:
-    """Copy the operand of a TABLE, if arithmetic computes the operand and has other readers."""
+    """Copy the operand of an int16 TABLE that reads a RESCALE of arithmetic, if either result has other readers."""
     rescale = producer(op.inputs[0], "RESCALE")
     arithmetic = rescale and rescale.inputs[0].producer
     if (
@@ -65,7 +65,7 @@ def _copy_table_operand(op: Op, rewriter: Rewriter) -> Value | None:
 def _is_table_fused_into_transpose(op: Op, value: Value, rewriter: Rewriter) -> bool:
     """Whether Vela fuses a TABLE or CLAMP into the preceding TRANSPOSE and miscompiles both.
 
-    A copy between the TRANSPOSE and the TABLE or CLAMP prevents the fusion. The record ``unwritten_table_result``
+    A copy between the TRANSPOSE and the TABLE or CLAMP prevents the fusion. The workaround ``unwritten_table_result``
     covers two bugs:
 
     - ``unwritten_table_result``: before a CONCAT or PAD, the fused operation loses its offset in the larger tensor.
@@ -104,8 +104,8 @@ def _match_chained_tables(op: Op, rewriter: Rewriter) -> list[Op] | None:
 def _split_into_halves(op: Op, steps: list[Op], rewriter: Rewriter) -> Value:
     """Compute the sequence ``steps`` on two halves of its operands, and concatenate the results.
 
-    Each half reads a SLICE. Vela does not chain an operation that reads a SLICE with its producer. By Vela's estimate,
-    the two halves together take as many cycles as the original sequence.
+    Each half reads a SLICE. Vela does not chain an operation that reads a SLICE with the producer of the sliced tensor.
+    By Vela's estimate, the two halves together take as many cycles as the original sequence.
     """
     table = next((step for step in steps if step.kind == "TABLE"), op)
     b, shape = rewriter.builder, steps[0].output.shape

@@ -1,8 +1,8 @@
-"""Records of Vela workarounds: a predicate that matches a miscompiled pattern, and a bit-exact rewrite that avoids it.
+"""Vela workarounds as data: a predicate that matches a miscompiled pattern, and a bit-exact rewrite that avoids it.
 
 The predicate is also the postcondition: it must match nothing after the rewrite. The rewrite receives the result of the
 predicate and tests no other condition. The check after the pass therefore reports exactly the operators that the pass
-would rewrite. ``catalog`` lists the records and applies them.
+would rewrite. ``catalog`` lists the workarounds and applies them.
 """
 
 from __future__ import annotations

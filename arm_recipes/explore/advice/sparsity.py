@@ -41,9 +41,9 @@ def compute_sparsity_masks(model: Model, samples: Samples | None = None) -> dict
     """Compute masks for 2:4 structured sparsity, for ``torch.nn.utils.prune.custom_from_mask``.
 
     Of each four consecutive weights along the input channels, a mask keeps the two of the largest magnitude. If a
-    linear layer reads a flattened image, the four weights belong to four channels of one pixel, which is the order of
-    the NPU. Layers with fewer than 16 input channels, grouped, transposed and 3D convolutions, and weights that are
-    already pruned or otherwise computed from parameters have no mask.
+    linear layer reads a flattened image, the four weights belong to four channels of one pixel, as in the NPU's order
+    of the inputs. There are no masks for layers with fewer than 16 input channels, for grouped, transposed and 3D
+    convolutions, and for weights that are already pruned or otherwise computed from parameters.
 
     Args:
         model: as for ``export``, with one method. It does not change.
@@ -76,7 +76,7 @@ def compute_sparsity_masks(model: Model, samples: Samples | None = None) -> dict
 
 
 def compute_mask(weight: Tensor, channels: int | None = None) -> Tensor:
-    """Mark the two of each four weights along the input channels that have the largest magnitude.
+    """Mark, of each four weights along the input channels, the two with the largest magnitude.
 
     Args:
         weight: weight [output channels, input channels, ...], in floating point or integers.
@@ -142,7 +142,7 @@ def _skip_dequantize(node: Any) -> Any:
 
 
 def _flattened_channels(linear: Node) -> int | None:
-    """Return C if a linear layer reads a flattened image [N, C, H, W]; otherwise None.
+    """Return C if a linear layer reads a flattened image [N, C, H, W] of several pixels; otherwise None.
 
     Quantization and elementwise functions may follow the flattening.
     """

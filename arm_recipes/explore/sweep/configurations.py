@@ -38,7 +38,7 @@ class SweepConfiguration:
         recipe: name of the recipe.
         spec: compile spec.
         options: options of the recipe.
-        board: name of the board that determines options; None without a board.
+        board: name of the board that determines some of the options; None without a board.
     """
 
     recipe: str

@@ -41,7 +41,7 @@ class ProgramRunner:
     def compile_first(self, unlowered: UnloweredPrograms, configurations: Iterable[SweepConfiguration]) -> Artifact:
         """Compile one program that represents all ``configurations``.
 
-        Tries one configuration for each NPU, the last in ``configurations``, until one compiles.
+        Tries the last configuration of each NPU in turn, until one compiles.
 
         Args:
             unlowered: the captured and quantized program.

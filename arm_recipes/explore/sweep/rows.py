@@ -29,7 +29,8 @@ class ProgramEstimates:
         npu_sram_bytes: part of ``npu_ram_bytes`` in SRAM; 0 without an NPU.
         weight_bytes: size of the encoded weights; 0 without an NPU.
         placement: hash of each delegate's scratch size and of the offsets of its inputs and outputs in the scratch.
-            These values determine the memory plan of the program. ``placement`` is not a column of the sweep.
+            With ``fast_scratch_bytes``, these values determine the memory plan of the program. ``placement`` is not a
+            column of the sweep.
     """
 
     cycles: int
@@ -66,8 +67,8 @@ class Row:
         accuracy: accuracy by the sweep's metric; None if the program could not be compiled or executed.
         error: error message of a failed configuration; None for a compiled one.
         board: name of the board that determined the configuration; None without a board.
-        ram_bytes: RAM that the program needs on a board: the sum for the NPU, for ExecuTorch's runtime, for the
-            application's inputs and outputs, and for tensors outside delegates; None if compilation failed, or an NPU's
+        ram_bytes: RAM that the program needs on a board: the sum of the RAM for the NPU, ExecuTorch's runtime, the
+            application's inputs and outputs, and tensors outside delegates; None if compilation failed, or an NPU's
             program could not be executed.
         exceeds_board: whether the program needs more SRAM than the board has; False without a board, and if the program
             could not be executed.

@@ -287,7 +287,7 @@ def _program_key(configuration: SweepConfiguration, lowered: LoweredProgram) -> 
 
 
 def _memory_plan_key(estimates: ProgramEstimates | str) -> tuple[str, int]:
-    """Return the values that determine the memory plan. ``placement`` does not describe the fast scratch."""
+    """Return the values that determine the memory plan: ``placement``, and the size of the fast scratch."""
     assert isinstance(estimates, ProgramEstimates)
     return estimates.placement, estimates.fast_scratch_bytes
 

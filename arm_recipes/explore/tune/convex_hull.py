@@ -95,7 +95,7 @@ def select_affordable(steps: Sequence[PrecisionStep], budget: float, fraction: f
     Args:
         steps: steps in order of preference.
         budget: total cost that the steps may add.
-        fraction: fraction of the selected steps to return, at least one step if any is selected.
+        fraction: fraction of the selected steps to return, from the first on; at least one step if any is selected.
     """
     selected: list[PrecisionStep] = []
     skipped: set[Region] = set()

@@ -21,13 +21,14 @@ from arm_recipes.types import Metric
 class DataSplit:
     """Calibration, search and test samples.
 
-    The parts that are taken from the argument ``samples`` of ``tune`` are disjoint, unless there are too few samples.
+    The parts that come from the argument ``samples`` of ``tune`` are disjoint. Exception: if only one of these samples
+    does not calibrate, it is both a search and a test sample.
 
     Attributes:
         calibration: samples that calibrate activation ranges.
         search_evaluator: evaluator on the search samples, by which the search selects programs.
         test_evaluator: evaluator on the test samples, for the reported accuracy. It is ``search_evaluator`` if there
-            are too few samples.
+            is only one sample for both.
     """
 
     calibration: list[Inputs]
@@ -36,7 +37,7 @@ class DataSplit:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Number of samples of each part."""
+        """Number of samples by part: "calibration", "search" and "test"."""
         parts = {
             "calibration": self.calibration,
             "search": self.search_evaluator.samples,

@@ -11,7 +11,7 @@ from arm_recipes._internal.rendering import format_bytes
 from arm_recipes.explore.tune.cost import COST_KINDS, ProgramCost
 from arm_recipes.recipe import options
 
-#: Default budget: the cycles of the recipe's own program (or its traffic) times this factor.
+#: Default budget, as a factor of the cycles of the recipe's own program (of its traffic if cycles are unknown).
 _DEFAULT_LIMIT_FACTOR = 1.1
 
 
@@ -34,7 +34,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Goal:
-    """Goal of a search: the most accurate program within the limits, or the cheapest that reaches ``min_accuracy``.
+    """Goal of a search: the most accurate program within limits; with ``min_accuracy``, the cheapest that reaches it.
 
     Attributes:
         limits: cost limits; empty if only accuracy is required.
@@ -51,7 +51,7 @@ class Goal:
         return all(cost.value(limit.kind) <= limit.maximum for limit in self.limits)
 
     def is_accurate_enough(self, accuracy: float) -> bool:
-        """Whether an accuracy reaches the required one."""
+        """Whether an accuracy reaches ``min_accuracy``; true if no accuracy is required."""
         return self.min_accuracy is None or accuracy >= self.min_accuracy
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
 """Evaluator of precision plans: quantizes the model by a plan, measures its accuracy and estimates its cost.
 
-A content-addressed store caches Vela's estimates, and evaluation results if the metric is the SQNR. Results of a user's
-metric are not cached.
+With ``cache_dir``, a content-addressed store on disk caches Vela's estimates, and evaluation results if the metric is
+the SQNR. Results of a user's metric are kept in memory only.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class PlanEvaluator:
             return str(error)
 
     def _quantize(self, plan: PrecisionPlan) -> QuantizedProgram:
-        """Quantize a plan. The last result is cached, because a plan may be lowered and then evaluated."""
+        """Quantize a plan. The last result is kept, because the same plan is often lowered and then evaluated."""
         if self._last_quantized is None or self._last_quantized[0] != plan:
             with _without_warnings():
                 quantized = QuantizedProgram(self.program, self.split.calibration, self._evaluation_recipe(plan))

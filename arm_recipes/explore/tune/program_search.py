@@ -1,4 +1,8 @@
-"""Search for the best whole program along a path of precision plans."""
+"""Search for the best whole program along a path of precision plans.
+
+The path starts with the cheapest precision of each region. Each step gives one region a more accurate precision
+(``convex_hull``).
+"""
 
 from __future__ import annotations
 
@@ -49,8 +53,8 @@ class ProgramSearch:
 
         - Programs with one precision for all modules.
         - Programs along the path whose costs are evenly spaced.
-        - Programs of a bisection. It searches for the first step of the path at which the program reaches the required
-          accuracy; if the goal has only limits, for the first step at which the program exceeds a limit.
+        - Programs of a bisection between two of these. It searches for the first program on the path that reaches the
+          required accuracy or, if the goal has only limits, for the first program that exceeds a limit.
         - If the goal has only limits: programs with further steps that use up the budget.
 
         Args:
@@ -83,7 +87,7 @@ class ProgramSearch:
             self._fill_budget(plans[low], steps[low:])
 
     def _is_past_goal(self, candidate: Candidate) -> bool:
-        """Whether a candidate reaches the required accuracy, or exceeds the limits if no accuracy is required."""
+        """Whether a candidate reaches the required accuracy; if none is required, whether it exceeds a limit."""
         if self._goal.min_accuracy is not None:
             return self._goal.is_accurate_enough(candidate.search_accuracy)
         return not self._goal.is_within_limits(candidate.cost)

@@ -32,8 +32,8 @@ class Region:
 def quantized_modules(program: ExportedProgram, recipe: ExportRecipe) -> tuple[str, ...]:
     """List the modules with operators that read quantized tensors, in execution order; "" is the top-level model.
 
-    A module is omitted if all its quantized operators, such as reshapes, give their results the quantization parameters
-    of the input (``AnnotationKind.SHARED``).
+    A module is omitted if each of its quantized operators gives its result the quantization parameters of its input, as
+    reshapes do (``AnnotationKind.SHARED``).
     """
     from arm_backend_core.nodes import modules_of
     from arm_backend_core.ops.catalog import find_record
@@ -84,7 +84,8 @@ def subdivide_by_noise(
         whole: region of all modules.
         noise_of: measures the output noise that a region causes by itself; each call runs the model.
         share: maximum share of the total noise.
-        max_regions: maximum number of regions after a division. The noisiest regions are divided first.
+        max_regions: maximum number of regions. A division that would exceed it is skipped, except the first division
+            (into ``whole.parts``). The noisiest regions are divided first.
 
     Returns:
         The regions with their noise.
@@ -109,7 +110,7 @@ def with_region_precision(plan: Mapping[str, str], region: Region, precision: st
 def minimal_settings(plan: Mapping[str, str], default_precision: str) -> PrecisionPlan:
     """Return a value of the option ``precisions``, with few entries, that gives every module its precision.
 
-    An entry also applies to submodules that have no entry.
+    An entry applies to a module and its submodules, except those with an entry of their own.
 
     Args:
         plan: precision by module.

@@ -27,9 +27,9 @@ class TunedRegion:
         precision: chosen precision.
         share: the region's share of the total noise of all regions, at the recipe's own precision.
         extra_costs: cost of each other precision minus cost of the recipe's own precision, in cycles or in bytes of
-            traffic or flash: ``{"A16W8": 5120}``. It is measured with all other regions at the recipe's own precision.
-            If the region's share of the noise is large, it is also measured with all other regions at the most accurate
-            precision, and the smaller value is given. Precisions that were not measured are missing.
+            traffic or flash: ``{"A16W8": 5120}``. All other regions have the recipe's own precision. If the region's
+            share of the noise is large, the cost is measured again with all other regions at the most accurate
+            precision; the smaller value counts. Precisions that were not measured are missing.
     """
 
     module: str
@@ -55,8 +55,8 @@ class Tuned(Renderable):
         goal: goal of the search.
         reached: whether the chosen program reaches the goal. Its accuracy is ``verified``, or ``chosen.accuracy`` if
             ``verified`` is None.
-        samples: number of samples of each part: ``{"calibration": 8, "search": 4, "test": 4}``. A note says if the
-            search samples are also the test samples.
+        samples: number of samples of each part: ``{"calibration": 8, "search": 4, "test": 4}``. If the search
+            samples are also the test samples, a note says so.
         notes: notes for the user, one sentence each.
     """
 
@@ -100,7 +100,7 @@ class Tuned(Renderable):
         return plot_candidates(self.candidates, self.frontier, self.base, self.chosen, self.metric, title)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all attributes except the program as dicts, lists, strings and numbers, ready for JSON."""
+        """Return all attributes except ``best`` as dicts, lists, strings and numbers, ready for JSON."""
         names = ("chosen", "base", "verified", "candidates", "regions", "metric", "goal", "reached", "samples", "notes")
         return {"recipe": self.recipe.to_dict()} | {name: to_jsonable(getattr(self, name)) for name in names}
 

@@ -16,12 +16,12 @@ from arm_recipes.explore.tune.regions import (
 )
 from arm_recipes.recipe.precisions import PRECISION_NAMES
 
-#: A region that causes more than this share of the total noise is noisy. It is divided if possible. The costs of noisy
-#: regions that remain are measured a second time (``measure_costs_with_others_at_highest``).
+#: A region that causes more than this share of the total noise is noisy. It is divided if possible. The costs of
+#: regions that are still noisy are measured a second time (``measure_costs_with_others_at_highest``).
 _MAX_NOISE_SHARE = 0.02
 #: Maximum number of regions after all divisions.
 _MAX_REGIONS = 48
-#: The cost of a higher precision is measured only if it removes more than this share of the total noise.
+#: The cost of a higher precision is measured only if this precision removes more than this share of the total noise.
 _NEGLIGIBLE_NOISE_SHARE = 0.002
 
 #: A region, and the name of a precision for it.
@@ -58,7 +58,8 @@ class SensitivityAnalysis:
         """Divide the model into regions, and measure the output noise of each region at each precision.
 
         Returns:
-            The regions, and the noise by region and precision.
+            The regions, and the noise by region and precision, minus the noise of the program in which all regions have
+            the most accurate precision.
         """
         highest_plan: PrecisionPlan = dict.fromkeys(self._base_plan, self._highest_precision)
         highest_noise = self._evaluator.evaluate_on_search_samples(highest_plan).noise
@@ -87,7 +88,7 @@ class SensitivityAnalysis:
 
         A precision is skipped if it is higher than the recipe's own but hardly lowers the noise
         (``_NEGLIGIBLE_NOISE_SHARE``). It is also skipped if the program cannot be compiled with it, or if it leaves
-        more operators on the CPU.
+        more operators on the CPU than the recipe's own precision.
         """
         total = sum(noise for (_, name), noise in noise_of_option.items() if name == self._base_precision)
         costs = {
@@ -138,8 +139,8 @@ class SensitivityAnalysis:
         for option, pair in zip(options, zip(outcomes, outcomes, strict=True), strict=True):
             changed, unchanged = pair
             if isinstance(changed, ProgramCost) and isinstance(unchanged, ProgramCost):
-                # A negative difference comes from casts: an int8 region among int16 regions needs them, an int16 region
-                # does not. Clamp it to 0.
+                # A negative difference comes from casts: among int16 regions, a region needs casts at int8, but not at
+                # int16. Clamp the difference to 0.
                 costs[option] = max(float(changed.value(self._cost_kind) - unchanged.value(self._cost_kind)), 0.0)
         return costs
 

@@ -88,7 +88,7 @@ def tune(
             default is the recipe's own and A16W8; for VGF also floating point; with a flash limit also A8W4. For a
             Cortex-M, it is the recipe's own and floating point.
         test_samples: separate test samples. All of ``samples`` that do not calibrate are then search samples.
-        cache_dir: content-addressed folder of accuracies and estimates. An interrupted search resumes from there.
+        cache_dir: folder of Vela's estimates and, without ``metric``, accuracies. An interrupted search resumes there.
         progress: show a progress bar if standard error is a terminal.
 
     Returns:
@@ -252,7 +252,7 @@ class _PrecisionSearch:
         return "no compiled program reaches the goal; this one comes closest"
 
     def _export_and_run(self, recipe: ArmRecipe, notes: list[str]) -> tuple[Any, float | None]:
-        """Export and execute the program; the accuracy is None if this machine cannot execute it."""
+        """Export the program and measure its accuracy, which is None if this machine cannot execute the program."""
         split = self._evaluator.split
         best = export(self._evaluator.program, recipe, split.calibration, progress=False)
         try:

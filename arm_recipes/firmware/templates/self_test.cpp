@@ -156,7 +156,8 @@ bool load(const Program& program, const executorch::runtime::NamedDataMap* data,
 }
 
 // Whether an output has the expected bytes or, for float32, the expected values within ARM_MODEL_FLOAT_TOLERANCE. The
-// tolerance of an infinity would be infinite, so an expected infinity must be equal. An expected NaN must be a NaN.
+// tolerance is relative to the expected value, so it would be infinite for an infinity: an expected infinity must be
+// equal. An expected NaN must be a NaN.
 bool is_close(const arm_model_tensor& tensor, const uint8_t* actual, const uint8_t* expected) {
   if (std::memcmp(actual, expected, tensor.bytes) == 0) {
     return true;
@@ -311,7 +312,7 @@ void arm_runtime_npu_measured(uint64_t cycles) {
 @END?@
 __attribute__((weak)) uint64_t arm_model_cpu_cycles(void) {
 #if defined(__ARM_ARCH_PROFILE) && __ARM_ARCH_PROFILE == 'M' && __ARM_ARCH >= 7
-  // Enable the cycle counter: DEMCR.TRCENA, then DWT_CTRL.CYCCNTENA. It has 32 bits, so sum up the differences.
+  // Enable the cycle counter: DEMCR.TRCENA, then DWT_CTRL.CYCCNTENA. It wraps at 32 bits, so sum up the differences.
   volatile uint32_t* const demcr = reinterpret_cast<volatile uint32_t*>(0xE000EDFC);
   volatile uint32_t* const dwt = reinterpret_cast<volatile uint32_t*>(0xE0001000);
   static uint32_t last = 0;

@@ -1,1 +1,1 @@
-"""Export cache: a folder of compiled programs, by a digest of model, samples, recipe and toolchain."""
+"""Export cache: a folder of compiled programs, whose keys are digests of model, samples, recipe and toolchain."""

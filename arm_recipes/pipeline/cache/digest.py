@@ -34,7 +34,7 @@ VERSIONED_PACKAGES = (
     "operator",
     "builtins",
 )
-#: Operator namespaces that these packages define.
+#: Operator namespaces that ``VERSIONED_PACKAGES`` define.
 _VERSIONED_NAMESPACES = (
     "aten",
     "prims",
@@ -187,7 +187,7 @@ def _operator_name(value: Any) -> str:
 
 
 def _check_defining_file(function: types.FunctionType) -> None:
-    """Check that a function is defined in the file of its ``__module__``, which ``functools.wraps`` may change."""
+    """Check that a function is defined in the file of its ``__module__``. ``functools.wraps`` may change that name."""
     module = sys.modules.get(function.__module__ or "")
     if function.__code__.co_filename != getattr(module, "__file__", None):
         name = f"{function.__module__}.{function.__qualname__}"

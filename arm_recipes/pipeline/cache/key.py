@@ -39,7 +39,8 @@ class DigestedCalibration(Calibration):
     """Calibration data that records a digest of its samples each time they are read completely.
 
     Attributes:
-        digests: the recorded digests, each once. There are several if the samples differ each time they are read.
+        digests: the recorded digests, each once. There are several if the samples differ each time they are read, or if
+            methods with different batch sizes read a ``DataLoader``.
     """
 
     def __init__(self, source: Calibration) -> None:

@@ -72,7 +72,7 @@ class ExportCacheLookup:
         return new_recipe
 
     def look_up(self, pipeline: Pipeline, notes: Sequence[str], run_export: Callable[[], Artifact]) -> Artifact | None:
-        """Look up the artifact of an identical export; None if there is none, or if this export cannot be cached.
+        """Look up an identical export; None if there is none, its file is damaged, or this export cannot be cached.
 
         Args:
             pipeline: captures the models, for the key.
@@ -154,7 +154,7 @@ class ExportCacheLookup:
 
 
 class _DeferredExportObjects:
-    """Runs the export to create the export objects of a cached artifact. The model must be unchanged.
+    """Runs the export to create the export objects of a cached artifact, if the model has not changed since the lookup.
 
     Raises:
         ValueError: the model has changed since the lookup.

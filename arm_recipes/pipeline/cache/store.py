@@ -70,7 +70,7 @@ class Store:
         """Read the entry of a key; None if there is none.
 
         Raises:
-            CorruptEntry: the file cannot be read, is not a file of this cache, or does not match its digest.
+            CorruptEntry: the file cannot be read or unpickled, is no file of this cache, or does not match its digest.
         """
         try:
             data = self.file(key).read_bytes()

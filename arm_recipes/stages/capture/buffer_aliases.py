@@ -1,6 +1,6 @@
 """Aliased buffers: tensors that share memory with a mutated buffer, within a program and across methods.
 
-A program stores each buffer separately. Several names of one buffer are merged. Other overlaps are rejected.
+A program stores each buffer separately. If one buffer has several names, they are merged. Other overlaps are rejected.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class _ProgramTensor:
 
 
 def merge_buffer_aliases(program: ExportedProgram) -> ExportedProgram:
-    """Merge the names of each buffer that the program mutates, and constants that are aliases of a buffer.
+    """Replace aliases by the buffer: constants that are a buffer, and other names of a buffer that is mutated.
 
-    Such a constant is, for example, a cache that is both a buffer and a plain attribute of the model. Unused views of
-    mutated buffers are removed. PyTorch cannot functionalize a program that contains such names, constants or views.
+    A constant is an alias if, for example, a cache is both a buffer and a plain attribute of the model. Unused views of
+    mutated buffers are removed. PyTorch cannot functionalize a program that contains such aliases or views.
 
     Returns:
         ``program`` itself if there is nothing to merge, else a copy.

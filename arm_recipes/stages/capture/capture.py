@@ -49,7 +49,7 @@ class _MutatedBranchBufferError(ValueError):
     """The model branches on a buffer that it mutates.
 
     Attributes:
-        mutated: qualified names of all buffers that the model mutates.
+        mutated: qualified names of all buffers that the model mutates, and of their aliases that it branches on.
     """
 
     def __init__(self, message: str, mutated: frozenset[str]) -> None:
@@ -97,7 +97,7 @@ class Capture:
         buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
 
         def restore_buffers() -> None:
-            with torch.no_grad():  # tracing may write to buffers that PyTorch treats as constants
+            with torch.no_grad():  # tracing may have written to buffers that PyTorch treats as constants
                 for buffer, initial in buffers:
                     buffer.copy_(initial)
 
@@ -204,8 +204,8 @@ def simplify_graph(program: ExportedProgram) -> None:
     """Simplify a captured graph: remove dead code, ``lift_fresh_copy``, and empty operands of concatenations.
 
     PyTorch keeps a layer whose result the model discards. If the model catches an operator's exception, PyTorch leaves
-    the operator in the graph, without a value. ``lift_fresh_copy`` becomes ``clone``, and ``cat`` loses operands
-    without elements, because targets do not support them.
+    the operator in the graph, without a value. Because targets support neither ``lift_fresh_copy`` nor operands without
+    elements, ``lift_fresh_copy`` becomes ``clone``, and ``cat`` loses such operands.
     """
     from arm_backend_core.graph_edits import eliminate_dead_code
 

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
-#: The values of larger tensors are not known. This number of elements is enough for two numbers per 16 x 16 patch of an
+#: Maximum number of elements of a tensor whose value is stored. It is enough for two numbers per 16 x 16 patch of an
 #: image of 2048 x 1024 pixels.
 _MAX_ELEMENTS = 1 << 14
 _BUILTIN_TYPES = (
@@ -122,8 +122,8 @@ class ConstantPropagation:
     def propagate(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Record the values of ``result``, which ``function`` returned, and of the tensors that ``function`` wrote.
 
-        If the written values are unknown, the values of all tensors in the same memory are forgotten. A function of
-        another library may write all its operands, so their values are forgotten, too.
+        If the written values are unknown, the values of all tensors in the written memory are forgotten. A function of
+        another library may write any of its operands, so the values of all operands are forgotten, too.
         """
         results = pytree.tree_leaves(result)
         writes = _is_in_place(function, kwargs)

@@ -6,8 +6,8 @@ PyTorch gives ``x[mask]`` and ``mask.nonzero()`` a data-dependent size, even if 
 - a masked write of an elementwise function, ``y[mask] = f(x[mask])``, becomes ``where(mask, f(x), y)``;
 - ``x[i]`` with a tensor ``i`` is traced as a view whose offset is ``i.item()``; it becomes a gather;
 - if shapes determine ``i.item()``, it becomes a number: in ``x.split([length])``, ``length`` must be the size of x;
-- the result of ``mask.nonzero()`` is copied to row-major order: PyTorch's is column-major, a dim order that the casts
-  of ExecuTorch do not support.
+- the result of ``mask.nonzero()`` is copied to row-major order, because PyTorch returns it in column-major order, a dim
+  order that the casts of ExecuTorch do not support.
 """
 
 from __future__ import annotations
@@ -100,9 +100,9 @@ def _select_to_gather(graph: Graph) -> bool:
 
 
 def _fold_determined_scalars(graph: Graph) -> bool:
-    """Fold ``item()`` of tensors if shapes determine its value, and fold the numbers that are computed from it.
+    """Fold ``item()`` of a tensor to a number if shapes determine it, and fold the numbers that are computed from it.
 
-    PyTorch has derived this value from shapes. For any other value, the model itself would raise an exception.
+    PyTorch has derived this number from shapes. For any other number, the model itself would raise an exception.
     """
     changed = False
     for node in list(graph.nodes):
@@ -320,7 +320,7 @@ def _propagate_shapes(graph: Graph) -> None:
     from arm_backend_core.graph_edits import eliminate_dead_code
 
     mode = next((x.meta["val"].fake_mode for x in graph.nodes if hasattr(x.meta.get("val"), "fake_mode")), None)
-    for node in reversed(graph.nodes):  # only size checks still read the masked elements
+    for node in reversed(graph.nodes):  # after the rewrites, only size checks read the masked elements
         if node.target in _SIZE_CHECK_OPS:
             _erase_size_check(graph, node)
     eliminate_dead_code(graph)

@@ -57,7 +57,7 @@ class TraceConstants(TorchFunctionMode):
 
     - ``item``, ``tolist``, ``int(x)``, ``range(x)`` and branches (``if not self.initialized``) read the values of
       constants, of buffers, and of tensors that are computed from them and from shapes. For a buffer, this is correct
-      if the model does not write it.
+      only if the model does not write it.
     - Known tensors in arguments that are sizes (``x.narrow(0, start, length)``) become numbers.
     - If only ``repeats`` is known, ``repeat_interleave`` becomes ``index_select`` with constant indices.
     - ``x.data`` returns ``x.detach()``. Without this, ``x.data`` would be a constant in PyTorch's trace.
@@ -205,9 +205,9 @@ def skip_distribution_checks() -> Iterator[None]:
 def ignore_weight_assignments(model: torch.nn.Module) -> Iterator[None]:
     """Suppress PyTorch's warning about weights that pruning, normalization and recurrent layers assign in each call.
 
-    PyTorch warns of every tensor that a call assigns to an attribute, because an exported program does not assign it.
-    These assignments are not needed: pruning and normalization compute the weight from parameters in each call, and
-    recurrent layers collect their parameters in the list ``_flat_weights``.
+    PyTorch warns of every tensor that a call assigns to an attribute, because an exported program omits the assignment.
+    The program does not need these assignments: pruning and normalization compute the weight from parameters in each
+    call, and recurrent layers collect their parameters in the list ``_flat_weights``.
     """
     names = [
         rf"{re.escape(f'self.{prefix}' + '.' * bool(prefix))}_flat_weights\[\d+\]"

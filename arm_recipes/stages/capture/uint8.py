@@ -92,7 +92,7 @@ def _is_uint8_data_movement(node: Node) -> bool:
 
 
 def _copy_as_float(graph: Graph, data_movement: Container[Node]) -> dict[tuple[Node, torch.dtype], Node]:
-    """Copy uint8 data movement for each floating-point type that its consumers compute in, and cast the copies' inputs.
+    """Copy uint8 data movement for each floating-point type that its consumers compute in, and cast the inputs to it.
 
     Returns:
         the copies by (original node, floating-point type).

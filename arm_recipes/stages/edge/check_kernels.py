@@ -24,7 +24,8 @@ from arm_recipes.stages.edge.empty_tensors import MIXED_OPERAND_KERNELS
 
 #: Element types that the kernels in ExecuTorch's library do not support.
 _UNSUPPORTED_DTYPES = frozenset({torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2})
-#: Floating-point types that the library's quantize and dequantize kernels support. Other types abort the process.
+#: Floating-point types that the library's quantize and dequantize kernels support. For other types, the kernels abort
+#: the process.
 _QUANTIZABLE_FLOAT_DTYPES = (torch.float16, torch.float32, torch.float64)
 #: Largest rank of the operand of ExecuTorch's convolution kernel: [N, C, H, W].
 _MAX_CONVOLUTION_RANK = 4
@@ -78,7 +79,7 @@ def _kernel_problems(node: fx.Node) -> Iterator[str]:
     results = node.meta.get("val")
     tensors = [value for value in _to_list(results) if isinstance(value, torch.Tensor)]
     if not tensors:
-        return  # the runtime itself has the kernels of shape arithmetic and checks
+        return  # shape arithmetic or a check, whose kernels are part of the runtime itself
     kernel = kernel_name(node)
     if kernel is None:
         yield "ExecuTorch has no out variant of it: use another operator"

@@ -42,7 +42,7 @@ _LAYOUT_PRESERVING = frozenset(
     }
 )
 #: Operator whose result, the indices [n, rank], is column-major in PyTorch and row-major in ExecuTorch's kernel. Each
-#: trace of a program restores PyTorch's strides.
+#: retrace of a program sets PyTorch's column-major strides in the metadata again.
 _NONZERO = "aten::nonzero"
 #: Namespaces of the Cortex-M kernels. Their lowering has already transposed operands where a kernel needs it.
 _KERNEL_NAMESPACES = (LIBRARY_NAMESPACE, NAMESPACE)
@@ -55,7 +55,7 @@ def legalize_dim_orders(manager: EdgeProgramManager) -> Sequence[Any]:
     copies, ``quantize_per_tensor`` and ``dequantize_per_tensor`` accept any dim order. Delegates and Cortex-M kernels
     read the dim order for which they were compiled. A constant is stored contiguous unless a delegate, a Cortex-M
     kernel, a dim order copy or control flow reads it, or it is an output. Inputs keep their layout. An output is
-    contiguous if a CPU operator computes it. Otherwise, it keeps its layout.
+    contiguous if a CPU operator that needs contiguous tensors computes it. Otherwise, it keeps its layout.
     """
     for method in manager.methods:
         program = manager.exported_program(method)
@@ -187,9 +187,9 @@ class _LayoutCopies:
     def convert_operands(self, node: fx.Node) -> None:
         """Convert the operands of a CPU operator to contiguous tensors, and update the metadata of its result.
 
-        If an operand has become contiguous, the results of these operators become contiguous too: quantize, dequantize,
-        and a dim order copy to the operand's former order. For delegates and Cortex-M kernels, a copy restores the
-        order for which they were compiled.
+        If an operand has become contiguous, the results of these operators become contiguous too: the operators in
+        ``_LAYOUT_PRESERVING``, and a dim order copy to the operand's former order. For delegates and Cortex-M kernels,
+        a copy restores the order for which they were compiled.
         """
         converted = [operand for operand in node.all_input_nodes if operand in self._former_orders]
         if node.target is operator.getitem or _name(node) in _LAYOUT_PRESERVING:
@@ -217,7 +217,7 @@ class _LayoutCopies:
         _set_contiguous(node)
 
     def convert(self, node: fx.Node, order: Layout) -> fx.Node:
-        """The tensor ``node`` in a dim order: itself, or a layout copy."""
+        """Return the tensor ``node`` in a dim order: ``node`` itself if it has this order, else a layout copy."""
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor) or value.dim() != len(order) or _dim_order(value) == order:
             return node

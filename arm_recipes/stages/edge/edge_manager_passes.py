@@ -122,7 +122,8 @@ def lower_scaled_addition(manager: EdgeProgramManager) -> Sequence[Any]:
 def lower_shifts(manager: EdgeProgramManager) -> Sequence[Any]:
     """Rewrite the operators of ``x << y`` and ``x >> y`` on the CPU to equivalent operators with kernels in ExecuTorch.
 
-    PyTorch does not define the result of a shift by a negative number, or by at least the number of bits of x.
+    The operators are equivalent for shifts by 0 or more bits, and by fewer bits than x has. PyTorch does not define the
+    results of other shifts.
     """
     aten = exir_ops.edge.aten
     equal_operators = {
@@ -287,7 +288,7 @@ def use_cortex_m_quantize(manager: EdgeProgramManager) -> Sequence[Any]:
 def use_cortex_m_kernels(isa: Isa, manager: EdgeProgramManager) -> Sequence[Any]:
     """Replace this project's kernel operators by ExecuTorch's ``cortex_m`` operators, with their scratch tensors.
 
-    ExecuTorch's memory plan then includes the scratch memory, so kernels allocate none.
+    ExecuTorch's memory plan then includes the scratch memory, so the kernels allocate no memory themselves.
     """
     from arm_backend_core.cortex_m.library_kernels import lower_to_library_kernels
 

@@ -1,8 +1,8 @@
 """Empty tensors (a dimension of size 0): replace CPU operators that produce or read them by constants.
 
 Kernels of ExecuTorch's portable library crash on such tensors (``log_softmax`` and ``constant_pad_nd`` divide by a
-size, ``amax`` aborts), or reject them (``index_select``). Their results are known at export: an empty tensor has no
-values, and a reduction over an empty dimension gives a constant, such as 0 for ``sum``.
+size, ``amax`` aborts), or reject them (``index_select``). The results of such operators are known at export: an empty
+tensor has no values, and a reduction over an empty dimension gives a constant, such as 0 for ``sum``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """External blocks: move the command streams and weights of Ethos-U delegates to a data file (``.ptd``).
 
-A block is a part of the delegate's payload, such as the command stream. The file is deployed apart from the program: in
-another memory, or by updates over the air. Each moved block becomes named data, in the wire format that ExecuTorch's
-own ``EthosUBackend`` reads too.
+A block is a part of the delegate's payload, such as the command stream. The data file is deployed apart from the
+program: in another memory, or by updates over the air. Each moved block becomes named data, in the wire format that
+ExecuTorch's own ``EthosUBackend`` reads too.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
 """Weight sharing on Ethos-U85: compute shared linear layers with the same number of rows per operation in all methods.
 
-Vela encodes weights in blocks of output channels. The block size depends on the number of rows that the accumulators
-hold: 512 channels with 1 row, 64 with 32 rows. If one method reads a weight with 1 row and another with 32 rows,
-the program therefore stores the weight twice, in different orders. With 256 MACs, an operation on 16 rows takes no
-longer than an operation on 1 row (see ``_ROWS_PER_GROUP``). This rewrite splits the rows into groups of 16 and pads the
-last group, so that all methods read the same bytes.
+A row is one input vector of a linear layer, for example one token. Vela encodes weights in blocks of output channels.
+The block size depends on the number of rows that the accumulators hold: 512 channels with 1 row, 64 with 32 rows. If
+one method computes a layer on 1 row and another on 32 rows, the program therefore stores the layer's weight twice, in
+different orders. With 256 MACs, an operation on 16 rows takes no longer than an operation on 1 row (see
+``_ROWS_PER_GROUP``). This rewrite splits the rows into groups of 16 and pads the last group, so that all methods read
+the same bytes.
 
-Measured: the weights of a model of SmolLM2's shape take 161 MiB instead of 261 MiB. The cost: a token takes 0.9 % more
-cycles, because of padding, and a prompt of 32 tokens takes 1.2 % more. In decoders, these layers take a fifth of the
-cycles. In a network that consists only of these layers, a token takes 5 % more cycles, and a prompt 15 % more.
-Therefore, the export applies the rewrite only to methods that share state, such as the methods of a decoder, and only
-for the numbers of MACs in ``_ROWS_PER_GROUP``.
+Measured: the weights of a model of SmolLM2's shape take 161 MiB instead of 261 MiB. The cost: a run on one token takes
+0.9 % more cycles, because of padding, and a run on a prompt of 32 tokens takes 1.2 % more. In decoders, the shared
+linear layers take a fifth of the cycles. In a network that consists only of these layers, a token takes 5 % more
+cycles, and a prompt 15 % more. Therefore, the export applies the rewrite only to methods that share state, such as the
+methods of a decoder, and only for the numbers of MACs in ``_ROWS_PER_GROUP``.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ _INPUT_CHANNEL_BLOCK = 64
 def tile_rows_for_weight_sharing(programs: Mapping[str, ExportedProgram], recipe: ExportRecipe) -> None:
     """Split the rows of quantized linear operators whose weight is read with different numbers of rows.
 
-    The operators may belong to several methods or to one. A weight is skipped if the number of rows of an operator
-    exceeds the group size and is not a multiple of it: padding of the last group would cost too much.
+    The operators may belong to several methods or to one. If there is only one method, nothing is changed. A weight is
+    skipped if the number of rows of one of its operators exceeds the group size and is not a multiple of it, because
+    padding of the last group would cost too much.
 
     Args:
         programs: programs by method name. They are edited in place. Their results stay bit-equal.

@@ -47,7 +47,7 @@ _GATHER_INDICES, _GATHER_INDEX_MAX, _DMA_STRIDES, _DMA_COUNTS = (308, 0x437), 0x
 _MIN_CHAINED_STORAGE = 2  #: operands with the IFM storage modes 2 (chained) and 3 (scalar) are not in memory
 _CONSTANT_REGION = 0  #: the region of weights and other constants
 _ALIGNMENT_BYTES = 64
-#: Ethos-U weights are shared only if the shared region has at most this fraction of the methods' weight bytes.
+#: Ethos-U weights are shared only if the shared region has at most this fraction of the sum of all methods' weights.
 _MAX_SHARED_FRACTION = 0.9
 _MIN_SHARED_BYTES = 1024  #: TOSA constants of fewer bytes are not shared
 
@@ -118,7 +118,7 @@ def replace_payload(
     extra_specs: Sequence[CompileSpec] = (),
     inserted_offsets: Sequence[int] = (),
 ) -> None:
-    """Replace a delegate's payload, and update its record: checksum, size, and offsets of the commands.
+    """Replace a delegate's payload, and update checksum, size and command offsets in its compilation record.
 
     ``inserted_offsets``: see ``CommandStream``.
     """
@@ -168,8 +168,9 @@ class CommandStream:
     Attributes:
         constant_reads: the reads, in program order.
         inserted_offsets: byte offsets in the original stream, relative to the first command, before which a command was
-            inserted. Vela sets an address once if a constant and a tensor of another region have the same offset. The
-            inserted command sets it again for the second operand, so that the constant can be patched alone.
+            inserted. If a constant and a tensor of another region have the same offset, Vela sets the address register
+            once for both. The inserted command sets it again for the second operand, so that only the address of the
+            constant is patched.
     """
 
     def __init__(self, stream: bytes) -> None:
@@ -281,8 +282,9 @@ def _content_digest(content: memoryview | bytes) -> bytes:
 def _movable_ranges(stream: CommandStream, size: int) -> list[tuple[int, int]]:
     """Return the (start, end) ranges of the constants that ``merge_constants`` may move, each range as a unit.
 
-    Overlapping reads of known length form one range. A read of unknown length (gather, indices) may extend to the next
-    range. Therefore, the bytes from the first such read in a gap between ranges to the end of the gap form one range.
+    Overlapping reads of known length form one range. A read of unknown length (of a feature map or gather indices) may
+    extend to the next range. Therefore, if such reads begin in a gap between ranges, the bytes from the first of them
+    to the end of the gap form one range.
 
     Raises:
         UnsupportedStream: an operation reads beyond the end of the constants.

@@ -27,8 +27,8 @@ namespace {
 
 // Compile spec with the size of the fast scratch: 4 bytes, little endian.
 constexpr char kFastScratchSpec[] = "fast_scratch_size";
-// Compile spec of a delegate whose scratch is in planned memory. The value is the index of a delegate argument in the
-// scratch. The scratch starts at the argument's address minus the offset of the payload's tensor for this argument.
+// Compile spec of a delegate whose scratch is in planned memory. The value is the index of an argument whose memory
+// is in the scratch. The scratch starts at the argument's address minus the offset of the payload's tensor for it.
 constexpr char kPlannedScratchSpec[] = "planned_scratch_argument";
 constexpr uint32_t kNotPlanned = UINT32_MAX;
 
@@ -91,8 +91,8 @@ Error read_payload(const void* data, size_t size, const ExternalData& external, 
   return check_executable(*payload);
 }
 
-// Checks that an argument matches the tensor in the payload. Only sizes are compared, because the export fixes the
-// order of dimensions, and the NPU treats int8 and bool alike.
+// Checks that an argument matches the tensor in the payload. Only element size and number of bytes are compared,
+// because the export fixes the order of dimensions, and the NPU treats int8 and bool alike.
 Error check_argument(const EValue* value, const PayloadTensor& expected, const char* side, uint32_t index) {
   if (value == nullptr || !value->isTensor()) {
     ARM_RUNTIME_LOG(Error, "%s %lu is not a tensor", side, static_cast<PrintfUnsigned>(index));

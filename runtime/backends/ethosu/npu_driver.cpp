@@ -113,8 +113,9 @@ FirmwareMemory firmware_memory() {
   return {ethosu_fast_scratch + skipped, (ethosu_fast_scratch_size - skipped) / kCacheLine * kCacheLine};
 }
 
-// Whether the firmware's buffer or the memory given to ethosu_init() is large enough. The driver uses the memory given
-// to ethosu_init() even if only the firmware's buffer is large enough. Then, ethosu_invoke_v3() fails.
+// Whether the firmware's buffer or the memory given to ethosu_init() is large enough. If both exist, the driver uses
+// the memory given to ethosu_init(). If only the firmware's buffer is large enough, this function then returns true,
+// but ethosu_invoke_v3() fails.
 bool has_fast_scratch(const ethosu_driver* driver, const FastScratchSize& needed) {
   return round_up_to_cache_lines(needed.size) <= firmware_memory().size ||
          (driver != nullptr && driver->fast_memory != 0 && needed.size <= driver->fast_memory_size);
@@ -144,8 +145,8 @@ Error report_other_npu(const EthosUPayload& payload, const ethosu_hw_info& hardw
 }
 
 Error report_missing_npu(const EthosUPayload& payload) {
-  // If the driver is built for one kind of NPU, ethosu_reserve_driver() returns an NPU of that kind. Then the program
-  // was compiled for another kind.
+  // If the driver is built for one kind of NPU, ethosu_reserve_driver() returns the driver of an NPU of that kind. In
+  // this case, the program was compiled for another kind.
   const ReservedDriver any(ethosu_reserve_driver_ex != nullptr ? ethosu_reserve_driver() : nullptr);
   if (any.get() != nullptr) {
     ethosu_hw_info hardware = {};

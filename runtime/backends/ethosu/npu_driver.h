@@ -19,8 +19,8 @@ constexpr size_t round_up_to_cache_lines(size_t size) {
   return size > SIZE_MAX - (kCacheLine - 1) ? SIZE_MAX : (size + kCacheLine - 1) / kCacheLine * kCacheLine;
 }
 
-// Size of Region::kFastScratch in bytes. A COP1 stream does not contain this size. Programs of arm_recipes have it in
-// the compile spec fast_scratch_size. For programs without this compile spec, `known` is false.
+// Size of Region::kFastScratch in bytes. A COP1 stream does not contain this size. Programs that arm_recipes exports
+// have it in the compile spec fast_scratch_size. For programs without this compile spec, `known` is false.
 struct FastScratchSize {
   bool known = false;
   uint32_t size = 0;

@@ -36,7 +36,7 @@ namespace {
 constexpr char kDefaultDevice[] = "/dev/ethosu0";
 constexpr int64_t kDefaultTimeoutNs = 60'000'000'000;
 
-// Compile specs, with the names of ExecuTorch's own runtime. Environment variables override the device and the timeout.
+// Keys of compile specs, as in ExecuTorch's own runtime. Environment variables override the device and the timeout.
 constexpr char kDeviceSpec[] = "ethosu.device";
 constexpr char kTimeoutSpec[] = "ethosu.timeout_ns";
 constexpr char kCyclesSpec[] = "ethosu.enable_cycle_counter";
@@ -158,8 +158,8 @@ struct TensorSlot {
 };
 
 // The tensors of one region, in a single buffer. The kernel driver uses the address of the first input (output) buffer
-// as the address of the region, and expects the other buffers behind it. Vela may order tensors differently from the
-// program. With one buffer for each tensor, tensors could therefore have wrong addresses.
+// as the address of the region, and expects the other buffers behind it. In a region, Vela may order tensors
+// differently from the program. With one buffer for each tensor, tensors could therefore have wrong addresses.
 struct IoRegion {
   const char* name;
   Region region;
@@ -238,7 +238,7 @@ Error assign_slots(const PayloadTensors& tensors, IoRegion* side) {
       return Error::InvalidProgram;
     }
     const auto offset = static_cast<size_t>(std::max(tensor.offset, 0));
-    // The payload reader limits offset and size to 2 and 4 GiB.
+    // read_payload() limits the offset to 2 GiB and the size to 4 GiB.
     const auto nbytes = static_cast<size_t>(tensor.nbytes);
     side->slots.push_back({offset, nbytes, static_cast<size_t>(tensor.element_size), tensor.is_allocated()});
     if (tensor.is_allocated()) {

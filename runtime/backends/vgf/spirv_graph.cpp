@@ -11,7 +11,8 @@ namespace {
 
 constexpr uint32_t kMagic = 0x07230203;
 constexpr size_t kHeaderWords = 5;
-// The universal limit of SPIR-V on result ids; drivers may allocate in proportion to the bound.
+// SPIR-V's universal limit on result ids. A larger bound is refused, because drivers may allocate memory in proportion
+// to it.
 constexpr uint32_t kMaxBound = 0x3FFFFF;
 constexpr size_t kMaxRank = 16;
 

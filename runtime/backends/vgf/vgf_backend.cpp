@@ -59,8 +59,9 @@ class VgfBackend final : public BackendInterface {
   // Decodes the VGF file, creates its pipelines and frees the payload. Errors: InvalidArgument if the payload is not at
   // a multiple of 8 bytes, or the timeout in the environment is invalid; InvalidProgram if the payload is damaged or
   // differs from its compile spec payload_crc32; DelegateInvalidCompatibility if libvgf does not accept its header, for
-  // example because of another version of the format; NotSupported for contents other than SPIR-V graphs
-  // and for missing features of the device; NotFound without a device; and those of Vulkan.
+  // example because of another version of the format; NotSupported for contents other than SPIR-V graphs and for
+  // missing features of the device; NotFound if there is no device, or if a Vulkan function is missing; and the errors
+  // that vulkan_failure() returns.
   Result<DelegateHandle*> init(BackendInitContext& context, FreeableBuffer* processed,
                                ArrayRef<CompileSpec> compile_specs) const override {
     const TraceScope scope(context.event_tracer(), "VgfBackend load");
@@ -87,8 +88,8 @@ class VgfBackend final : public BackendInterface {
   }
 
   // `args` are the model's inputs, then its outputs. Errors: InvalidArgument for a wrong number, element type or size;
-  // InvalidState if this execution, or an earlier one that is still running, does not end before the timeout; and those
-  // of Vulkan.
+  // InvalidState if this execution, or an earlier one that is still running, does not end before the timeout; and the
+  // errors that vulkan_failure() returns.
   Error execute(BackendExecutionContext& context, DelegateHandle* handle, Span<EValue*> args) const override {
     const TraceScope scope(context.event_tracer(), "VgfBackend execute");
     auto& program = *static_cast<VgfProgram*>(handle);

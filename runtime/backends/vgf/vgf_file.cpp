@@ -18,7 +18,7 @@ namespace vgflib = mlsdk::vgflib;
 
 namespace {
 
-// Alignment of the payload. libvgf reads the 64-bit numbers of constant records in place.
+// Alignment of the payload. libvgf reads the 64-bit numbers of the constant section in place, without a copy.
 constexpr uintptr_t kAlignment = 8;
 constexpr int32_t kTensorDescriptor = static_cast<int32_t>(VK_DESCRIPTOR_TYPE_TENSOR_ARM);
 
@@ -53,7 +53,7 @@ const Format* find_format(int32_t format) {
   return nullptr;
 }
 
-// Copies the numbers of a view, which may be unaligned.
+// Copies the numbers of a view. The numbers may be unaligned.
 std::vector<int64_t> copy_numbers(const vgflib::DataView<int64_t>& view) {
   std::vector<int64_t> numbers(view.size());
   if (!numbers.empty()) {

@@ -32,7 +32,7 @@ const char* exceeded_limit(const VgfTensor& tensor, const VkPhysicalDeviceTensor
     if (static_cast<uint64_t>(extent) > limits.maxPerDimensionTensorElements) {
       return "maxPerDimensionTensorElements";
     }
-    elements *= static_cast<uint64_t>(extent);  // cannot overflow, because the reader has checked the size
+    elements *= static_cast<uint64_t>(extent);  // cannot overflow, because read_vgf() has checked the size
   }
   // The first dimension has the largest stride of a packed tensor, here in bytes.
   const uint64_t stride = tensor.nbytes / static_cast<uint64_t>(tensor.shape[0]);

@@ -26,8 +26,8 @@ constexpr const char* kEmulationLayers[] = {"VK_LAYER_ML_Graph_Emulation", "VK_L
 
 constexpr const char* kRequiredExtensions[] = {VK_ARM_TENSORS_EXTENSION_NAME, VK_ARM_DATA_GRAPH_EXTENSION_NAME};
 
-// Extensions that VK_ARM_data_graph needs below Vulkan 1.4, and those that SPIR-V of the ML SDK model converter may
-// declare.
+// Extensions that VK_ARM_data_graph needs below Vulkan 1.4, and extensions that SPIR-V modules from the ML SDK model
+// converter may declare.
 constexpr const char* kOptionalExtensions[] = {
     VK_KHR_MAINTENANCE_5_EXTENSION_NAME, VK_KHR_DEFERRED_HOST_OPERATIONS_EXTENSION_NAME,
     VK_ARM_DATA_GRAPH_INSTRUCTION_SET_TOSA_EXTENSION_NAME, VK_EXT_SHADER_REPLICATED_COMPOSITES_EXTENSION_NAME};
@@ -500,7 +500,7 @@ Error VulkanDevice::finish_setup() {
   return error;
 }
 
-// Called with shared_state() locked. Pipelines also work without a cache.
+// Called with shared_state() locked. Pipelines also work without a cache, so a failure is ignored.
 void VulkanDevice::make_pipeline_cache() {
   const char* path = std::getenv(kCacheVariable);
   std::vector<char> data = path == nullptr ? std::vector<char>() : read_cache_file(path);

@@ -29,7 +29,7 @@ struct VulkanHandles {
 /// Sets the device of programs that are loaded from now on: the application's device, or, if `handles` is null, a
 /// device that the backend creates. The handles are copied. The objects to which they refer must outlive the programs.
 ///
-/// Returns InvalidArgument if a handle is null.
+/// Returns InvalidArgument if a handle other than `queue_mutex` is null.
 Error set_vulkan_device(const VulkanHandles* handles);
 
 /// A logical device and its functions.
@@ -67,12 +67,12 @@ class VulkanDevice {
   /// Cache for the creation of pipelines, shared by all programs.
   VkPipelineCache pipeline_cache() const { return pipeline_cache_; }
 
-  /// Submits a recorded command buffer. `fence` must be unsignaled; it is signaled at the end.
+  /// Submits a recorded command buffer. `fence` must be unsignaled; it is signaled when the commands have finished.
   Error submit(VkCommandBuffer commands, VkFence fence) const;
 
-  /// Waits until `fence` is signaled, at most ARM_RUNTIME_VGF_TIMEOUT_MS, and resets it. Sets `pending` to true if the
-  /// device may still use the submitted objects, else to false. Returns InvalidState on timeout. If a Vulkan function
-  /// fails, returns the corresponding error.
+  /// Waits until `fence` is signaled, for at most ARM_RUNTIME_VGF_TIMEOUT_MS (default: 60 s), and then resets it. Sets
+  /// `pending` to true if the device may still use the submitted objects, else to false. Returns InvalidState on
+  /// timeout. If a Vulkan function fails, returns the corresponding error.
   Error wait(VkFence fence, bool* pending) const;
 
  private:

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Vulkan functions, loaded at run time: the library starts on machines without Vulkan and reports the missing loader.
+// Vulkan functions, loaded at run time, so that the library also starts on machines without Vulkan and can report the
+// missing loader.
 #pragma once
 
 // Without prototypes, a call that bypasses VulkanFunctions does not compile.
