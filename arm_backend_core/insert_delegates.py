@@ -15,7 +15,7 @@ from torch.fx.passes.tools_common import stable_topological_sort
 from arm_backend_core.backends.payload import PLANNED_SCRATCH_KEYS
 from arm_backend_core.compilation_log import DelegateRecord, set_delegate_record
 from arm_backend_core.graph_edits import eliminate_dead_code
-from arm_backend_core.nodes import BOUNDARY, boundary_order, boundary_source
+from arm_backend_core.nodes import BOUNDARY, boundary_dim_order, boundary_source
 from arm_backend_core.program import build_program, eliminate_dead_constants
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class _BoundaryCasts:
         self._converted: dict[Node, Node] = {}
 
     def convert_input(self, source: Node) -> Node:
-        """Convert ``source`` to a delegate's input: int64 to int32, with the memory layout of ``boundary_order``.
+        """Convert ``source`` to a delegate's input: int64 to int32, with the memory layout of ``boundary_dim_order``.
 
         If a delegate that is already inserted computes ``source``, return that delegate's result without a conversion.
         """
@@ -136,7 +136,7 @@ class _BoundaryCasts:
 
 def _to_boundary_layout(source: Node) -> Node:
     value = source.meta["val"]
-    if value.permute(boundary_order(source)).is_contiguous():
+    if value.permute(boundary_dim_order(source)).is_contiguous():
         return source
     return _insert_after(
         source, torch.ops.aten.clone.default, {"memory_format": torch.contiguous_format}, value.contiguous()

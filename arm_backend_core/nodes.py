@@ -210,7 +210,7 @@ def evaluate_node(node: Node, value_of: Callable[[Node], Any]) -> Any:
     return result.contiguous() if needs_contiguous else result
 
 
-def memory_order(tensor: torch.Tensor) -> Layout:
+def dim_order_of(tensor: torch.Tensor) -> Layout:
     """Dimensions from the outermost in memory to the innermost: NHWC for ``channels_last``, else the identity.
 
     It is the identity for ``channels_last_3d``, too, because ExecuTorch's runtime refuses such inputs from Python.
@@ -269,7 +269,7 @@ def boundary_source(node: Node) -> Node:
     return source_through(node, lambda x: is_quantize(x) or is_dequantize(x) or bool(x.meta.get(BOUNDARY)))
 
 
-def boundary_order(node: Node) -> Layout:
+def boundary_dim_order(node: Node) -> Layout:
     """The memory layout of ``node``'s result where a delegate reads it.
 
     A program input has the layout of the example input if that is contiguous or channels_last. Quantizing and casting
@@ -277,7 +277,7 @@ def boundary_order(node: Node) -> Layout:
     layout depends on later passes of ExecuTorch, which replace ``permute`` by ``permute_copy``.
     """
     source = boundary_source(node)
-    return memory_order(source.meta["val"]) if source.op == "placeholder" else identity(source.meta["val"].dim())
+    return dim_order_of(source.meta["val"]) if source.op == "placeholder" else identity(source.meta["val"].dim())
 
 
 def first_result(node: Node) -> torch.Tensor | None:

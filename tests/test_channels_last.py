@@ -127,7 +127,7 @@ def test_conv3d_with_channels_last_3d(recipe: ArmRecipeType) -> None:
 
     result, on_cpu = _check(Volumes(), recipe, [(_draw(1, 3, 4, 5, 6),) for _ in range(4)])
     assert on_cpu == []
-    assert result.report.delegates[0].inputs[0].shape == (1, 3, 4, 5, 6)  # see memory_order
+    assert result.report.delegates[0].inputs[0].shape == (1, 3, 4, 5, 6)  # see dim_order_of
 
 
 @pytest.mark.parametrize("quantized_io", [False, True])

@@ -9,15 +9,16 @@ from arm_backend_core.alternatives.conv_epilogue import ACTIVATIONS, apply_epilo
 from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.passes.rewrite import Rewriter
 
-#: Kinds of operators that may read the result, and whose cost depends on its memory layout.
+#: Consumers of the result that the cost comparison includes, because their cost depends on its memory layout.
 _READERS = ("ADD", "AVG_POOL2D", "CONCAT", "DEPTHWISE_CONV2D", "MAX_POOL2D", "RESCALE")
 
 
 def flatten_pixels(op: Op, rewriter: Rewriter) -> Value | None:
-    """Rewrite a 1x1 CONV2D with its epilogue to an image of one row. Bit-exact: each pixel has its own sums.
+    """Let a 1x1 CONV2D and its epilogue compute on an image of one row. Bit-exact: output pixels depend on one pixel.
 
-    The NPU computes blocks of an even number of rows and columns: 8x8 pixels for an image of 7x7. In one row of 49
-    pixels, it computes 50. From 576 to 96 channels on 7x7 pixels, U85-256: 12,648 instead of 13,584 cycles.
+    The NPU computes blocks of an even number of rows and columns, 8x8 pixels for an image of 7x7, but of one row if the
+    image has one row: 50 pixels for 49. On U85-256, a convolution from 576 to 96 channels on 7x7 pixels takes 12,648
+    instead of 13,584 cycles.
     """
     conv, *epilogue = trace_epilogue(op, "CONV2D")
     b, x = rewriter.builder, conv.inputs[0]

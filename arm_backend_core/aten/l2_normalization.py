@@ -15,16 +15,16 @@ from arm_backend_core.graph_edits import add_buffer_node, insert_call
 
 aten = torch.ops.aten
 #: Maximum ``eps``. If the norm of a row is ``eps``, the rewrite makes the results of the row smaller by 29%. Output
-#: SQNR in INT8 of rows of 16 elements with a mean norm of 0.6, with and without the rewrite: 31.0 and -4.1 dB for
-#: ``eps`` 0.01, 31.4 and 19.3 dB for 0.03, 26.4 and 29.2 dB for 0.1, 14.0 and 34.6 dB for 0.5.
+#: SQNR in INT8 for rows of 16 elements with a mean norm of 0.6, as "``eps``: with the rewrite / without":
+#: 0.01: 31.0 / -4.1 dB; 0.03: 31.4 / 19.3 dB; 0.1: 26.4 / 29.2 dB; 0.5: 14.0 / 34.6 dB.
 _MAX_EPS = 0.03
 
 
 def convert_l2_normalize_to_rms_norm(module: GraphModule) -> None:
     """Replace x / max(norm(x), eps) over one dimension of n elements by x / sqrt(mean(x * x) + eps**2 / n) / sqrt(n).
 
-    The two forms differ where the norm is near ``eps``. No quantized tensor can distinguish the default ``eps``, 1e-12,
-    from 0. If ``eps`` exceeds ``_MAX_EPS``, the operators stay.
+    The two forms differ where the norm is near ``eps``. With the default ``eps``, 1e-12, the difference is far
+    below a quantization step. If ``eps`` exceeds ``_MAX_EPS``, the operators stay.
     """
     for node in module.graph.find_nodes(op="call_function", target=aten.div.Tensor):
         match = _match_normalize(node)

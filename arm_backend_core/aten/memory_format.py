@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch.export import ExportedProgram
 
-from arm_backend_core.nodes import boundary_order, is_dequantize, is_quantize, memory_order
+from arm_backend_core.nodes import boundary_dim_order, dim_order_of, is_dequantize, is_quantize
 from arm_backend_core.permutation import identity, inverse
 from arm_backend_core.program import store_of
 
@@ -23,24 +23,24 @@ def _normalize_inputs(program: ExportedProgram) -> None:
     """Make inputs contiguous or channels_last, as ExecuTorch's runtime requires.
 
     The sample input of the export may have other strides. Examples: transposed tensors, and
-    ``image.permute(2, 0, 1)[None]``, whose dimension 0 has another stride than in a channels_last tensor.
+    ``image.permute(2, 0, 1)[None]``, whose dimension 0 has the stride C, and not H * W * C.
     """
     user_inputs = set(program.graph_signature.user_inputs)
     for node in program.graph.find_nodes(op="placeholder"):
         meta = node.meta.get("val")
         if node.name in user_inputs and isinstance(meta, torch.Tensor):
-            order = memory_order(meta)
+            order = dim_order_of(meta)
             stored = torch.empty_like(meta.permute(order), memory_format=torch.contiguous_format)
             node.meta["val"] = stored.permute(inverse(order))
     for node in program.graph.nodes:
         if node.op == "call_function" and (is_quantize(node) or is_dequantize(node)):
             source = node.args[0]
-            if source.op == "placeholder" or boundary_order(source) != identity(source.meta["val"].dim()):
+            if source.op == "placeholder" or boundary_dim_order(source) != identity(source.meta["val"].dim()):
                 node.meta["val"] = torch.empty_like(source.meta["val"], dtype=node.meta["val"].dtype)
 
 
 def _normalize_mutated_buffers(program: ExportedProgram) -> None:
-    """Make mutated buffers contiguous like delegate results, because the runtime copies only between equal formats."""
+    """Make mutated buffers contiguous: the runtime copies delegate results to them, which needs equal dim orders."""
     mutated = set(program.graph_signature.buffers_to_mutate.values())
     buffers = program.graph_signature.inputs_to_buffers
     for node in program.graph.find_nodes(op="placeholder"):

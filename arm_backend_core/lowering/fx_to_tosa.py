@@ -32,7 +32,7 @@ from arm_backend_core.lowering.qparams_reader import QParamsReader
 from arm_backend_core.lowering.uint8_inputs import is_uint8, require_signed_operands, uint8_to_int8
 from arm_backend_core.nodes import (
     DECOMPOSITION_REFUSAL,
-    boundary_order,
+    boundary_dim_order,
     evaluate_node,
     first_result,
     is_constant,
@@ -167,7 +167,7 @@ class Lowering:
         result = self.results.get(node)
         if isinstance(result, Operand):
             return result.value, identity(result.rank)
-        return self._graph_inputs[node][0], boundary_order(node)
+        return self._graph_inputs[node][0], boundary_dim_order(node)
 
     def graph_inputs(self) -> dict[Node, Value]:
         """{node outside of the graph that the graph reads: its graph input}."""
@@ -187,7 +187,7 @@ class Lowering:
             raise Unsupported(f"'{node.name}' is not a tensor")
         require_static(node)
         # The target reads memory in its physical order, so the graph input has its dimensions in that order.
-        order = boundary_order(node)
+        order = boundary_dim_order(node)
         is_unsigned = meta.dtype is torch.uint8
         shape, dtype = (
             tuple(meta.shape[axis] for axis in order),

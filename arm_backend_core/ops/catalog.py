@@ -74,7 +74,7 @@ def is_cast(node: torch.fx.Node) -> bool:
 
 
 def is_average(node: torch.fx.Node) -> bool:
-    """Whether a node's operator averages elements. Averages that keep the operand's scale are rounded to it."""
+    """Whether a node's operator averages elements. If an average keeps the operand's scale, it is rounded."""
     record = find_record(node)
     return record is not None and record.is_average
 
@@ -103,7 +103,7 @@ def find_entry(node: torch.fx.Node) -> Record | Composite | None:
 
 
 def all_entries() -> Mapping[OpOverload | str, Record | Composite]:
-    """All records and decompositions by overload; by name for operators of libraries that are possibly not loaded."""
+    """All records and decompositions by overload, or by name if the operator's library may not be loaded."""
     return dict([*aten_entries().items(), *_CUSTOM_RECORDS.items(), *_DECOMPOSITIONS_BY_NAME.items()])
 
 

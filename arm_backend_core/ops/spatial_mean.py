@@ -53,13 +53,13 @@ def spatial_mean(
 
     Returns:
         The mean. None if the convolutions do not apply: the axes are not adjacent, are more than two, are all axes, or
-        are only the last axis (except under the condition of ``_is_mean_over_image_side``); ``x`` has more than four
+        are only the last axis (except under the condition of ``_is_mean_over_spatial_axis``); ``x`` has more than four
         dimensions; or the rounding error exceeds ``_MAX_ERROR``.
     """
     axes = sorted(axes)
     if len(axes) == x.rank or len(axes) > 2 or axes != list(range(axes[0], axes[-1] + 1)) or x.rank > 4:
         return None
-    if _is_mean_over_image_side(b, x, axes):
+    if _is_mean_over_spatial_axis(b, x, axes):
         kernel = (1, x.shape[3]) if axes == [3] else (x.shape[2], 1)
         return to_nchw(b, window_means(b, to_nhwc(b, x), q, kernel, (1, 1), out))
     lead, reduced, trail = x.shape[: axes[0]], [x.shape[i] for i in axes], x.shape[axes[-1] + 1 :]
@@ -79,7 +79,7 @@ def spatial_mean(
     return b.reshape(result, kept_shape)  # the reduced axes have size 1, so a RESHAPE restores the order of axes
 
 
-def _is_mean_over_image_side(b: Builder, x: Value, axes: Sequence[int]) -> bool:
+def _is_mean_over_spatial_axis(b: Builder, x: Value, axes: Sequence[int]) -> bool:
     """Whether the mean is over the height or the width of an image stored as [N, H, W, C], and one kernel covers it.
 
     BC-ResNet and coordinate attention compute such means. The image stays in its layout, without TRANSPOSEs. Cycles

@@ -8,8 +8,8 @@ import torch
 from torchao.quantization.pt2e.quantizer import QuantizationSpec
 
 from arm_backend_core.quantization.observer import (
-    ActivationObserver,
     HeadroomObserver,
+    HistogramObserver,
     PerChannelWeightObserver,
     RangeObserver,
     WeightObserver,
@@ -49,14 +49,14 @@ def _int8_weight(is_per_channel: bool, quant_max: int = 127) -> QuantizationSpec
 
 
 def get_symmetric_quantization_config(
-    is_per_channel: bool = True, observer: type[RangeObserver] = ActivationObserver
+    is_per_channel: bool = True, observer: type[RangeObserver] = HistogramObserver
 ) -> QuantizationConfig:
     """Return int8 activations (affine) and int8 weights (symmetric); tensors that benefit from int16 become int16."""
     return QuantizationConfig(_int8_activation(observer), _int8_weight(is_per_channel), _INT16)
 
 
 def get_symmetric_a8w4_quantization_config(
-    is_per_channel: bool = True, observer: type[RangeObserver] = ActivationObserver
+    is_per_channel: bool = True, observer: type[RangeObserver] = HistogramObserver
 ) -> QuantizationConfig:
     """Return int8 activations, and int8 weights in [-7, 7], which take 4 bits with TOSA's extension int4."""
     return QuantizationConfig(_int8_activation(observer), _int8_weight(is_per_channel, 7), _INT16)

@@ -19,11 +19,11 @@ from arm_backend_core.quantization.non_finite import NonFiniteError, NonFiniteKi
 
 #: Maximum number of values kept for the histogram; beyond it every other value is dropped.
 _MAX_KEPT_VALUES = 1 << 16
-#: With at least this number of observed values, ``ActivationObserver`` takes the range with the least squared error.
+#: With at least this number of observed values, ``HistogramObserver`` takes the range with the least squared error.
 #: With fewer, it takes the widened minimum and maximum.
 MIN_HISTOGRAM_VALUES = 8192
-#: ``_BINS``: number of bins of a histogram. ``_CANDIDATES``: the candidate bounds of a range lie at the ends of this
-#: many equal parts of the histogram.
+#: ``_BINS``: number of bins of a histogram. ``_CANDIDATES``: number of candidate bounds of a range. Every eighth edge
+#: of a bin (``_BINS / _CANDIDATES``) is a candidate.
 _BINS, _CANDIDATES = 2048, 256
 #: A weight with fewer levels than this on either side of 0 (int4: 7) is clipped where that reduces the squared error.
 MIN_UNCLIPPED_LEVELS = 16
@@ -67,7 +67,7 @@ class RangeObserver(ObserverBase):
             would overflow int32: the scale of the bias is the activation's scale times the weight's scale.
         description: the observed tensor in words, for messages.
         is_constant: whether the tensor is a constant, so that no other values can occur.
-        is_integer: whether the tensor is a cast of integers. A scale below 1 is then rounded up to a power of
+        is_integer: whether the tensor was cast from an integer type. A scale below 1 is then rounded up to a power of
             two, so that integers are exact and equal integers compare equal. The same applies to tensors that held only
             integers in all samples (masks, rounded values).
     """
@@ -118,7 +118,7 @@ class RangeObserver(ObserverBase):
         return statistics.parameters
 
     def _min_max(self, x: Tensor) -> tuple[Bounds, Bounds]:
-        first = x.reshape(-1)[:8]  # most tensors have a fraction here; then the other values are not tested
+        first = x.reshape(-1)[:8]  # if one of these is no integer, as in most tensors, no other is tested
         all_integer = bool((first == first.round()).all()) and bool((x == x.round()).all())
         self._statistics.is_integer = all_integer and self._statistics.is_integer is not False
         low, high = torch.aminmax(x)
@@ -131,10 +131,10 @@ class RangeObserver(ObserverBase):
     def _scale_and_zero_point(self, low: Bounds, high: Bounds) -> tuple[Tensor, Tensor]:
         """Compute parameters for the range extended to 0, so that 0 is exact: padding and relu produce zeros.
 
-        A symmetric range of int16 is 65,535 steps wide, as in torchao. Its largest magnitude is 32767.5 steps from 0:
-        clipping to 32767 costs half a step there, no more than rounding does elsewhere. In ExecuTorch's A16W8
-        quantizer, the largest magnitude is 32767 steps from 0, so that the scale is 15 ppm coarser than here. For
-        uniform and normal values, the SQNR of the two differs by 0.004 dB.
+        The scale of a symmetric int16 range is max(abs(x)) / 32767.5, as in torchao. The largest magnitude is clipped
+        to 32767, an error of half a step, as much as by rounding. In ExecuTorch's A16W8 quantizer, the scale is
+        max(abs(x)) / 32767, which is 15 ppm coarser. For uniform and normal values, the SQNR of the two differs by
+        0.004 dB.
         """
         low, high = np.minimum(low, 0.0).reshape(-1), np.maximum(high, 0.0).reshape(-1)
         if self.qscheme in _SYMMETRIC:
@@ -187,7 +187,7 @@ class HeadroomObserver(RangeObserver):
         return 2 * statistics.low, 2 * statistics.high
 
 
-class ActivationObserver(RangeObserver):
+class HistogramObserver(RangeObserver):
     """Range with the least squared error (MSE); with fewer than 8,192 values, the widened minimum and maximum.
 
     Constants always get the range with the least squared error.
@@ -227,14 +227,14 @@ def widen_range(low: Bounds, high: Bounds, count: int) -> tuple[Bounds, Bounds]:
 
 
 def find_min_mse_range(values: Tensor, low: Bounds, high: Bounds, steps: int) -> tuple[float, float]:
-    """Find the subrange of [low, high] that contains 0 and has the least squared quantization error.
+    """Find the range with the least squared quantization error: it contains 0 and is in [low, high] extended to 0.
 
     Inside the range, the average squared error of a value is step**2 / 12. A value whose magnitude is below half a step
     rounds to 0: its squared error is the value squared. Outside of the range, the squared error is the squared distance
     to the bound.
 
-    One histogram provides the sums, so all pairs of candidate bounds are compared at once. An outlier makes the bins
-    coarse. If the best range is at most a quarter of the histogram, the search therefore repeats in a histogram of
+    Cumulative sums over one histogram give the errors of all pairs of candidate bounds at once. An outlier makes the
+    bins coarse. If the best range is at most a quarter of the histogram, the search therefore repeats in a histogram of
     twice the best range.
 
     Args:
@@ -303,10 +303,11 @@ class WeightObserver(RangeObserver):
 
     With fewer than ``MIN_UNCLIPPED_LEVELS`` levels on a side (int4), the range has the least squared error instead.
 
-    The bias is int32 with the scale of the accumulator, activation scale times weight scale. If this scale is tiny, the
-    bias overflows: if the activation is 0 in all samples, or all weights of a channel are 0. The observer then enlarges
-    the weight's scale until the bias is at most 2**30 accumulator steps. The loss of precision is small: a product of
-    two int8 values is at most 2**15 accumulator steps, which is little beside a bias of 2**30 steps.
+    The bias is int32 with the scale of the accumulator, activation scale times weight scale. This scale is tiny if the
+    activation is 0 in all samples, or all weights of a channel are 0. The bias would then overflow. The observer
+    enlarges the weight's scale until the bias is at most 2**30 accumulator steps. The loss of precision is small: a
+    product of an activation and a weight is at most 2**15 accumulator steps, which is little beside a bias of
+    2**30 steps.
     """
 
     scale_of_zeros = SMALLEST_SCALE
@@ -322,8 +323,8 @@ class WeightObserver(RangeObserver):
     def _constrain_scale(self, scale: Array) -> Array:
         for activation, bias in self.bias_constraints:
             min_scale = bias / (2.0**30 * activation.calculate_qparams()[0].double().numpy())
-            # A scale may apply to several channels: to all channels, or, in a grouped transposed convolution, to the
-            # channels with the same index in their groups.
+            # One scale may belong to several bias elements: to all of them (per tensor), or, in a grouped transposed
+            # convolution, to those with the same index in their groups.
             scale = np.maximum(scale, min_scale.reshape(-1, scale.size).max(0))
         return super()._constrain_scale(scale)
 

@@ -135,7 +135,7 @@ def config_folder() -> Path:
 
 
 def parse_command_line(argv: tuple[str, ...]) -> VelaConfiguration:
-    """Parse ``argv`` as Vela's command line does, and return the configuration. ``argv`` must not name a network.
+    """Parse ``argv``, which must not contain a model's file, as Vela's command line does.
 
     Raises:
         InvalidFlagsError: the argument parser rejected a flag, or a flag makes Vela exit without compiling.

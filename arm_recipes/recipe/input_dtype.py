@@ -7,7 +7,7 @@ from typing import Any
 
 
 def find_problem(value: Any) -> str | None:
-    """Validate a value of the option. Returns the end of the error message, or None if the value is valid."""
+    """Validate a value: None if it is valid, else the text at the end of "... must be ...; got VALUE: "."""
     return None if value in (None, "uint8") else "none of these"
 
 

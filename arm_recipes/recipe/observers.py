@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from arm_backend_core.quantization.observer import MIN_HISTOGRAM_VALUES, ActivationObserver, RangeObserver
+from arm_backend_core.quantization.observer import MIN_HISTOGRAM_VALUES, HistogramObserver, RangeObserver
 
 #: Fraction of the values that ``PercentileObserver`` clips at each end.
 TAIL_FRACTION = 1e-4
@@ -25,7 +25,7 @@ class MinMaxObserver(RangeObserver):
     """Minimum and maximum: no calibration value is clipped."""
 
 
-class PercentileObserver(ActivationObserver):
+class PercentileObserver(HistogramObserver):
     """Percentiles: clips one value of 10,000 (``TAIL_FRACTION``) at each end."""
 
     def _range(self, statistics: Any) -> tuple[Any, Any]:
@@ -36,7 +36,7 @@ class PercentileObserver(ActivationObserver):
         return low, high
 
 
-class EntropyObserver(ActivationObserver):
+class EntropyObserver(HistogramObserver):
     """Entropy calibration: the range with the smallest Kullback-Leibler divergence between values and integers."""
 
     def _range(self, statistics: Any) -> tuple[Any, Any]:
@@ -50,7 +50,7 @@ class EntropyObserver(ActivationObserver):
 
 #: Observer class of each value of the option ``observer``. The first value is the default.
 OBSERVERS: dict[str, type[RangeObserver]] = {
-    "mse": ActivationObserver,
+    "mse": HistogramObserver,
     "minmax": MinMaxObserver,
     "percentile": PercentileObserver,
     "entropy": EntropyObserver,

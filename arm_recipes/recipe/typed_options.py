@@ -1,7 +1,7 @@
 """Typed dicts of the recipe options, for code completion and type checkers.
 
 These types have no effect at run time: the entries of ``options.OPTIONS`` validate the options.
-``tests/recipe/test_options.py`` checks that each typed dict has exactly the options of its recipes.
+``tests/recipe/test_options.py`` checks that each typed dict has the options of its recipes, and no others.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Literal, TypedDict
 
 #: Precisions of quantizing recipes. "A8W4": int8 activations and 4-bit weights.
 IntPrecision = Literal["INT8", "A8W4", "A16W8"]
-#: Precisions of all recipes. "FP": floating point.
+#: Precisions of quantizing and other recipes. "FP": floating point.
 Precision = Literal["FP", "INT8", "A8W4", "A16W8"]
 #: A number of bytes, or a string such as ``512KiB``.
 Bytes = int | str

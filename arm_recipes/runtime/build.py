@@ -31,8 +31,9 @@ _EMULATOR_FOLDER = "emulator"
 _PLUGIN_FOLDERS = ("common", "host", "kernels", _EMULATOR_FOLDER)
 #: Registers the kernels at program start. The plugin does not contain this file: the plugin's own code registers them.
 _REGISTRATION_SOURCE = "kernels/cortex_m_kernels_static_registration.cpp"
-#: Source folders of ``measure_pools``, which executes a program on this machine in memory pools of given sizes. This
-#: executable contains the Ethos-U backend of firmware. It is linked to the plugin, and calls the plugin's NPU emulator.
+#: Source folders of ``measure_pools``, which executes a ``.pte`` on this machine in memory pools of given sizes. This
+#: executable contains the Ethos-U backend that firmware uses. It is linked to the plugin, and calls the plugin's NPU
+#: emulator.
 _MEASURE_POOLS_FOLDERS = ("backends/ethosu", "common", "emulator/driver", "firmware", "kernels", "payload", "tools")
 _MEASURE_POOLS_SOURCES = (
     "tools/measure_pools.cpp",
@@ -48,8 +49,8 @@ _COMPILERS = ("g++", "clang++", "c++")
 #: -O3 vectorizes the emulator's loops. With -fno-math-errno, the rounding in the quantize kernels compiles to one
 #: instruction.
 _COMPILER_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-Wall")
-#: ExecuTorch's wheel contains headers of c10, but not the generated ``cmake_macros.h``. With the first macro, the
-#: headers do not include this file.
+#: ExecuTorch's wheel contains headers of c10, but not the generated ``cmake_macros.h``, which they do not include if
+#: ``C10_USING_CUSTOM_GENERATED_MACROS`` is defined.
 _DEFINES = ("-DC10_USING_CUSTOM_GENERATED_MACROS", "-DET_EVENT_TRACER_ENABLED")
 
 

@@ -28,7 +28,7 @@ class TensorInfo:
 
     @property
     def nbytes(self) -> int:
-        """Size of all elements in bytes; 0 if ``dtype`` is not a dtype of PyTorch, for example for None or a string."""
+        """Size of all elements in bytes; 0 if the value is no tensor, for example None or a string."""
         import torch
 
         dtype = getattr(torch, self.dtype, None)

@@ -111,8 +111,8 @@ class Pool {
     }
   }
 
-  // The bits of the accumulator above the lowest 16 hold the index of the largest value. The output's scale shifts the
-  // index down. `row[1]` holds the largest value so far.
+  // Bits 16 and up of the accumulator hold the index of the largest value. The output's scale shifts the index down.
+  // `row[1]` holds the largest value so far.
   void argmax(const int32_t* pixel, int32_t index, int64_t* values) {
     int64_t* best = state_.row[1].data();
     for (int32_t c = 0; c < op_.ifm.depth; ++c) {

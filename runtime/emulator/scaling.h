@@ -9,15 +9,15 @@
 namespace arm_runtime::npu {
 
 enum class Rounding : uint8_t {
-  // If the shift exceeds 31, kDouble and kDoubleAsymmetric round to nearest in two steps. The first step rounds to a
-  // multiple of 2^31, halves up. The comments below describe the second step. With a shift of at most 31, both modes
-  // round as kNatural.
-  kDouble,            // second step: halves away from zero
-  kDoubleAsymmetric,  // second step: halves up
-  kNatural,           // to nearest, halves up
-  kSymmetric,         // to nearest, halves away from zero
-  kTowardsZero,
-  kDown,
+  // kDouble (TOSA's DOUBLE_ROUND) and kDoubleAsymmetric round to nearest in two steps if the shift exceeds 31: first to
+  // a multiple of 2^31, with ties rounded up, and then as the comments below say. With a shift of at most 31, both
+  // modes round as kNatural.
+  kDouble,            // second step: ties away from zero
+  kDoubleAsymmetric,  // second step: ties up
+  kNatural,           // to nearest, ties up
+  kSymmetric,         // to nearest, ties away from zero
+  kTowardsZero,       // truncation
+  kDown,              // floor
 };
 
 struct Scale {

@@ -39,7 +39,7 @@ void multiply(const MatrixProduct& product, const int8_t* left, const int8_t* ri
   }
 }
 
-bool is_int8_matrix(ArgumentChecker& check, const char* argument, const Tensor& tensor) {
+bool is_contiguous_int8(ArgumentChecker& check, const char* argument, const Tensor& tensor) {
   return check.has_type(argument, tensor, ScalarType::Char) && check.is_contiguous(argument, tensor);
 }
 
@@ -53,7 +53,7 @@ bool has_element_per_feature(ArgumentChecker& check, const char* argument, const
 bool check_linear(ArgumentChecker& check, const Tensor& input, const Tensor& weights, const OptionalTensor& bias,
                   const OptionalTensor& kernel_sum, int64_t input_offset, int64_t filter_offset, int64_t output_offset,
                   Int64List multipliers, Int64List shifts, int64_t activation_max, int64_t activation_min) {
-  return is_int8_matrix(check, "input", input) && is_int8_matrix(check, "weights", weights) &&
+  return is_contiguous_int8(check, "input", input) && is_contiguous_int8(check, "weights", weights) &&
          check.require(input.dim() >= 1, "input", "must have an axis of features") &&
          check.has_rank("weights", weights, 2) &&
          check.require(weights.size(1) == input.size(input.dim() - 1), "weights",
@@ -76,7 +76,7 @@ Tensor& linear_out(KernelRuntimeContext& context, const Tensor& input, const Ten
   ArgumentChecker check(context, kLinear);
   if (!check_linear(check, input, weights, bias, kernel_sum, input_offset, filter_offset, output_offset,
                     requantize_multipliers, requantize_shifts, activation_max, activation_min) ||
-      !is_int8_matrix(check, "out", out) || !check.resize_last_axis("out", out, input, weights.size(0))) {
+      !is_contiguous_int8(check, "out", out) || !check.resize_last_axis("out", out, input, weights.size(0))) {
     return out;
   }
   const int64_t columns = weights.size(0);
@@ -103,8 +103,8 @@ Tensor& batch_matmul_out(KernelRuntimeContext& context, const Tensor& lhs, int64
                          const Tensor& rhs_transposed, int64_t rhs_zero_point, int64_t output_zero_point,
                          int64_t output_multiplier, int64_t output_shift, const Tensor& scratch, Tensor& out) {
   ArgumentChecker check(context, kBatchMatmul);
-  if (!is_int8_matrix(check, "lhs", lhs) || !is_int8_matrix(check, "rhs_transposed", rhs_transposed) ||
-      !is_int8_matrix(check, "out", out) || !check.has_rank("lhs", lhs, 3) ||
+  if (!is_contiguous_int8(check, "lhs", lhs) || !is_contiguous_int8(check, "rhs_transposed", rhs_transposed) ||
+      !is_contiguous_int8(check, "out", out) || !check.has_rank("lhs", lhs, 3) ||
       !check.has_shape("rhs_transposed", rhs_transposed, {lhs.size(0), kAnySize, lhs.size(2)}) ||
       !check.is_offset("lhs_zero_point", lhs_zero_point) || !check.is_offset("rhs_zero_point", rhs_zero_point) ||
       !check.is_zero_point("output_zero_point", output_zero_point) ||

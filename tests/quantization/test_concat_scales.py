@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from arm_backend_core.quantization.algorithms.concat_scales import _pool_observers
-from arm_backend_core.quantization.observer import ActivationObserver
+from arm_backend_core.quantization.observer import HistogramObserver
 from arm_recipes import ArmRecipeType, ExportRecipe, ExportResult, export, prepare_qat
 from arm_recipes.comparison.accuracy import sum_output_errors
 
@@ -173,7 +173,7 @@ def test_prepare_qat_keeps_scales_of_concatenated_operands() -> None:
 
 def test_pooled_observers_of_integers_have_a_scale_that_represents_integers() -> None:
     observers = [
-        ActivationObserver(torch.int8, qscheme=torch.per_tensor_affine, quant_min=-128, quant_max=127) for _ in range(2)
+        HistogramObserver(torch.int8, qscheme=torch.per_tensor_affine, quant_min=-128, quant_max=127) for _ in range(2)
     ]
     for observer, values in zip(observers, ([0.0, 1.0, 3.0], [0.0, 2.0, 5.0]), strict=True):
         observer(torch.tensor(values))

@@ -17,8 +17,8 @@ from arm_backend_core.quantization import (
     get_symmetric_quantization_config,
 )
 from arm_backend_core.quantization.observer import (
-    ActivationObserver,
     HeadroomObserver,
+    HistogramObserver,
     NonFiniteError,
     PerChannelWeightObserver,
     RangeObserver,
@@ -31,7 +31,7 @@ _INT8: dict[str, Any] = {"dtype": torch.int8, "quant_min": -128, "quant_max": 12
 _WEIGHT: dict[str, Any] = {"dtype": torch.int8, "quant_min": -127, "quant_max": 127}
 _INT4: dict[str, Any] = {"dtype": torch.int8, "quant_min": -7, "quant_max": 7}
 _OBSERVERS = {
-    "int8": lambda: ActivationObserver(**_INT8),
+    "int8": lambda: HistogramObserver(**_INT8),
     "int16": lambda: HeadroomObserver(
         dtype=torch.int16, quant_min=-32768, quant_max=32767, qscheme=torch.per_tensor_symmetric
     ),
@@ -89,7 +89,7 @@ def test_scales_represent_normal_and_degenerate_tensors(kind: str, tensor: str) 
 def test_observers_copy_a_sample_of_the_observed_values() -> None:
     """A buffer may be written after it was observed, and the memory of a large tensor must not stay alive."""
     x = torch.linspace(-1, 1, 1 << 18)
-    fresh, observer = ActivationObserver(**_INT8), ActivationObserver(**_INT8)
+    fresh, observer = HistogramObserver(**_INT8), HistogramObserver(**_INT8)
     for each in (fresh, observer):
         each(x.clone() if each is fresh else x)
     x.fill_(3)
@@ -102,14 +102,14 @@ def test_observers_copy_a_sample_of_the_observed_values() -> None:
 
 def test_quantization_parameters_are_cached_until_the_next_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    original = ActivationObserver._range
+    original = HistogramObserver._range
 
-    def counted(self: ActivationObserver, seen: Any) -> Any:
+    def counted(self: HistogramObserver, seen: Any) -> Any:
         calls.append(seen)
         return original(self, seen)
 
-    monkeypatch.setattr(ActivationObserver, "_range", counted)
-    observer = ActivationObserver(**_INT8)
+    monkeypatch.setattr(HistogramObserver, "_range", counted)
+    observer = HistogramObserver(**_INT8)
     observer(torch.linspace(-1, 1, 100))
     first = observer.calculate_qparams()
     assert observer.calculate_qparams() is first

@@ -32,8 +32,8 @@ class Region:
 def quantized_modules(program: ExportedProgram, recipe: ExportRecipe) -> tuple[str, ...]:
     """List the modules with operators that read quantized tensors, in execution order; "" is the top-level model.
 
-    A module is omitted if each of its quantized operators gives its result the quantization parameters of its input, as
-    reshapes do (``AnnotationKind.SHARED``).
+    A module is omitted if in all its quantized operators, input and result share the quantization parameters, as in
+    reshapes (``AnnotationKind.SHARED``).
     """
     from arm_backend_core.nodes import modules_of
     from arm_backend_core.ops.catalog import find_record

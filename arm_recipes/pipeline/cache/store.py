@@ -37,7 +37,7 @@ class CacheEntry:
 
     Attributes:
         report: the report of the export.
-        program: the ``.pte``, without its checksum.
+        program: the ``.pte``, before the checksum of an exported ``.pte`` is added.
         warnings: the warnings of the export.
         data_file: the ``.ptd``; None if all weights and command streams are in the ``.pte``.
     """

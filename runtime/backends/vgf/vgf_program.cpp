@@ -34,7 +34,7 @@ const char* exceeded_limit(const VgfTensor& tensor, const VkPhysicalDeviceTensor
     }
     elements *= static_cast<uint64_t>(extent);  // cannot overflow, because read_vgf() has checked the size
   }
-  // The first dimension has the largest stride of a packed tensor, here in bytes.
+  // In a packed tensor, dimension 0 has the largest stride. Strides are in bytes.
   const uint64_t stride = tensor.nbytes / static_cast<uint64_t>(tensor.shape[0]);
   return tensor.shape.size() > limits.maxTensorDimensionCount     ? "maxTensorDimensionCount"
          : elements > limits.maxTensorElements                    ? "maxTensorElements"
@@ -61,7 +61,7 @@ VgfProgram::~VgfProgram() {
     destroy(&segment);
   }
   for (const Tensor& tensor : tensors_) {
-    // Vulkan ignores null handles, but some layers do not.
+    // Vulkan ignores null handles, but some Vulkan layers, such as the emulation layer, do not.
     if (tensor.view != VK_NULL_HANDLE) {
       fn.vkDestroyTensorViewARM(device, tensor.view, nullptr);
     }
@@ -228,7 +228,7 @@ Error VgfProgram::map_tensor(Tensor* tensor, VkMemoryPropertyFlags properties) {
     range.sType = VK_STRUCTURE_TYPE_MAPPED_MEMORY_RANGE;
     range.memory = tensor->memory;
     range.size = VK_WHOLE_SIZE;  // needs no rounding to nonCoherentAtomSize
-    incoherent_.push_back(range);
+    non_coherent_.push_back(range);
   }
   return Error::Ok;
 }
@@ -564,9 +564,9 @@ void VgfProgram::retire(std::unique_ptr<VgfProgram> program) {
 
 Error VgfProgram::run() {
   const VulkanFunctions& fn = device_->fn();
-  const auto ranges = static_cast<uint32_t>(incoherent_.size());
+  const auto ranges = static_cast<uint32_t>(non_coherent_.size());
   if (ranges > 0) {
-    const VkResult result = fn.vkFlushMappedMemoryRanges(device_->handle(), ranges, incoherent_.data());
+    const VkResult result = fn.vkFlushMappedMemoryRanges(device_->handle(), ranges, non_coherent_.data());
     if (result != VK_SUCCESS) {
       return vulkan_failure("vkFlushMappedMemoryRanges", result);
     }
@@ -576,7 +576,7 @@ Error VgfProgram::run() {
     error = device_->wait(fence_, &pending_);
   }
   if (error == Error::Ok && ranges > 0) {
-    const VkResult result = fn.vkInvalidateMappedMemoryRanges(device_->handle(), ranges, incoherent_.data());
+    const VkResult result = fn.vkInvalidateMappedMemoryRanges(device_->handle(), ranges, non_coherent_.data());
     if (result != VK_SUCCESS) {
       return vulkan_failure("vkInvalidateMappedMemoryRanges", result);
     }

@@ -85,7 +85,7 @@ class VgfProgram {
   std::vector<Port> inputs_;
   std::vector<Port> outputs_;
   // Mapped memory that is not coherent, so that it needs flushes and invalidations.
-  std::vector<VkMappedMemoryRange> incoherent_;
+  std::vector<VkMappedMemoryRange> non_coherent_;
   VkCommandPool command_pool_ = VK_NULL_HANDLE;
   VkCommandBuffer commands_ = VK_NULL_HANDLE;
   VkFence fence_ = VK_NULL_HANDLE;
