@@ -14,7 +14,7 @@ _READERS = ("ADD", "AVG_POOL2D", "CONCAT", "DEPTHWISE_CONV2D", "MAX_POOL2D", "RE
 
 
 def flatten_pixels(op: Op, rewriter: Rewriter) -> Value | None:
-    """Let a 1x1 CONV2D and its epilogue compute on an image of one row. Bit-exact: output pixels depend on one pixel.
+    """Let a 1x1 CONV2D and its epilogue compute on an image of one row. Bit-exact: each pixel has its own sums.
 
     The NPU computes blocks of an even number of rows and columns, 8x8 pixels for an image of 7x7, but of one row if the
     image has one row: 50 pixels for 49. On U85-256, a convolution from 576 to 96 channels on 7x7 pixels takes 12,648

@@ -23,8 +23,8 @@ _MAX_EPS = 0.03
 def convert_l2_normalize_to_rms_norm(module: GraphModule) -> None:
     """Replace x / max(norm(x), eps) over one dimension of n elements by x / sqrt(mean(x * x) + eps**2 / n) / sqrt(n).
 
-    The two forms differ where the norm is near ``eps``. With the default ``eps``, 1e-12, the difference is far
-    below a quantization step. If ``eps`` exceeds ``_MAX_EPS``, the operators stay.
+    The two forms differ where the norm is near ``eps``. No quantized tensor can distinguish the default ``eps``, 1e-12,
+    from 0. If ``eps`` exceeds ``_MAX_EPS``, the operators stay.
     """
     for node in module.graph.find_nodes(op="call_function", target=aten.div.Tensor):
         match = _match_normalize(node)

@@ -40,7 +40,7 @@ def _normalize_inputs(program: ExportedProgram) -> None:
 
 
 def _normalize_mutated_buffers(program: ExportedProgram) -> None:
-    """Make mutated buffers contiguous: the runtime copies delegate results to them, which needs equal dim orders."""
+    """Make mutated buffers contiguous, as delegate results are: the runtime copies only between equal dim orders."""
     mutated = set(program.graph_signature.buffers_to_mutate.values())
     buffers = program.graph_signature.inputs_to_buffers
     for node in program.graph.find_nodes(op="placeholder"):

@@ -48,7 +48,7 @@ _MAX_RUNS = 256  #: maximum number of SLICEs that replace the gathers on targets
 #: element takes 78 cycles on U55-128, which has no EQUAL, and 3 on U85-256. The CPU takes a few cycles for each
 #: element of the source.
 _MAX_PAIRS_WITHOUT_COMPARISON, _MAX_PAIRS_ON_NPU, _MAX_PAIRS = 1 << 13, 1 << 16, 1 << 18
-_PRODUCTS_PER_PAIR = 64  #: number of quantized multiplications by the one-hot matrix in the time of a mask element
+_PRODUCTS_PER_PAIR = 64  #: this many products with a quantized one-hot matrix take the time of one mask element
 
 
 def rewrite_scatter_adds(

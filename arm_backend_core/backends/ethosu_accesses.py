@@ -40,7 +40,7 @@ def kernel_accesses(registers: Mapping[int, int], maps: Sequence[tuple[int, ...]
     """Memory that a kernel reads and writes as feature maps.
 
     An access begins at the first byte of the feature map, or of the rolling buffer that contains the feature map. If a
-    stride is negative, the access begins at byte 0 of the region. It ends at the end of tile 0.
+    stride is negative, the access begins at byte 0 of the region. Every access ends at the end of tile 0.
 
     Args:
         registers: values of the registers.

@@ -147,7 +147,7 @@ class FusionPlan:
             fused = remaining
 
     def _is_exact_product(self, node: Node, is_int16: Callable[[Node], bool]) -> bool:
-        """Whether ``node``, an int16 product in a recurrent layer, is added by its consumer without rounding."""
+        """Whether ``node`` is an int16 product in a recurrent layer that its consumer adds without rounding."""
         int16 = node in self.int16_nodes or is_int16(node)
         return (
             TIMESTEP_SLOT in node.meta

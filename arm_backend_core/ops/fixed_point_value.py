@@ -355,9 +355,9 @@ def _round_shift_right(x: int, shift: int) -> int:
 def requantize(b: Builder, x: Value, peaks: Array | float, scales: Array, out: QParams, zero_point: int = 0) -> Value:
     """Convert (x - zero_point) * scales to quantization parameters ``out`` with one rounding and saturation.
 
-    If one step of x exceeds the whole range of ``out``, any nonzero x saturates. The rescale factor is then capped at
-    twice the number of steps in that range, with the same result, because RESCALE cannot represent larger factors. If x
-    can exceed the input limit of RESCALE, it is first clipped to values that still saturate.
+    If one step of x exceeds the whole range of ``out``, any nonzero x saturates. The rescale factor is therefore capped
+    at twice the number of steps in that range, which gives the same result. If x can exceed the input limit of RESCALE,
+    it is first clipped to values that still saturate.
 
     Args:
         b: builder that receives the operators.

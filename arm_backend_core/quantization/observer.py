@@ -22,8 +22,8 @@ _MAX_KEPT_VALUES = 1 << 16
 #: With at least this number of observed values, ``HistogramObserver`` takes the range with the least squared error.
 #: With fewer, it takes the widened minimum and maximum.
 MIN_HISTOGRAM_VALUES = 8192
-#: ``_BINS``: number of bins of a histogram. ``_CANDIDATES``: number of candidate bounds of a range. Every eighth edge
-#: of a bin (``_BINS / _CANDIDATES``) is a candidate.
+#: ``_BINS``: number of bins of a histogram. ``_CANDIDATES``: number of parts into which the candidate bounds of a range
+#: divide the histogram. Every eighth edge of a bin (``_BINS / _CANDIDATES``) is a candidate.
 _BINS, _CANDIDATES = 2048, 256
 #: A weight with fewer levels than this on either side of 0 (int4: 7) is clipped where that reduces the squared error.
 MIN_UNCLIPPED_LEVELS = 16

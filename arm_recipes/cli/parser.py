@@ -43,7 +43,7 @@ class _HelpFormatter(argparse.HelpFormatter):
 
     def add_argument(self, action: argparse.Action) -> None:
         super().add_argument(action)
-        if isinstance(action, argparse._SubParsersAction):  # argparse omits the extra indent of commands
+        if isinstance(action, argparse._SubParsersAction):  # argparse does not count the second indent of commands
             self._action_max_length += self._indent_increment
 
     def _get_help_string(self, action: argparse.Action) -> str | None:

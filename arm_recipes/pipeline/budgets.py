@@ -178,10 +178,10 @@ def recipes_within_budget(recipe: ExportRecipe, result: Artifact) -> list[ArmRec
     """Return recipes for less SRAM of the NPU, if the program of ``optimise="auto"`` exceeds the SRAM budget.
 
     The first compilation of the delegates cannot respect the whole budget, because the RAM outside the delegates is
-    known only afterwards. Each new recipe limits the SRAM of each delegate to fewer bytes than before. A reduction by
-    the excess suffices if the RAM outside the delegates does not change. If the NPU's scratch also holds tensors of the
-    CPU, Vela's placement decides how many bytes remain unused between the tensors. A smaller reduction may then
-    suffice. It costs fewer cycles, so it is tried first.
+    known only afterwards. Each new recipe limits the SRAM of every delegate to fewer bytes than the largest delegate
+    took before. A reduction by the excess suffices if the RAM outside the delegates does not change. If the NPU's
+    scratch also holds tensors of the CPU, Vela's placement decides how many bytes remain unused between the tensors. A
+    smaller reduction may then suffice. It costs fewer cycles, so it is tried first.
 
     Returns:
         The recipes in the order in which they are to be tried. Empty if the program fits, if it has no NPU part, if the

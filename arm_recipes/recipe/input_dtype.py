@@ -7,7 +7,7 @@ from typing import Any
 
 
 def find_problem(value: Any) -> str | None:
-    """Validate a value: None if it is valid, else the text at the end of "... must be ...; got VALUE: "."""
+    """Return the problem of a value, for the end of the message "got VALUE: PROBLEM"; None if the value is valid."""
     return None if value in (None, "uint8") else "none of these"
 
 

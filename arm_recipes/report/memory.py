@@ -71,7 +71,8 @@ class MemoryOverTime:
     Attributes:
         method: method of the delegate.
         delegate: name of the delegate.
-        memory: Vela's name of the memory, "Sram" or "Dram". A delegate that uses both has one ``MemoryOverTime`` each.
+        memory: Vela's name of the memory, "Sram" or "Dram". A delegate that uses both memories has one
+            ``MemoryOverTime`` for each.
         moments: usage at each operation, in execution order.
         bytes: required size of the memory: the largest end address of a tensor.
         peak: live tensors at peak usage, the largest first.

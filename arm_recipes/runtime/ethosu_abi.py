@@ -35,7 +35,7 @@ class ExecutionStatistics(ctypes.Structure):
 
 
 class Operation(ctypes.Structure):
-    """An operation of the stream, with the tensor that it writes and its statistics in the last execution."""
+    """An operation of the stream, with the tensor that it writes and its statistics in the last checked execution."""
 
     _fields_ = (
         ("name", ctypes.c_char_p),

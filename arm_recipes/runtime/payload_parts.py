@@ -55,8 +55,8 @@ def join_parts(payload: bytes | memoryview, find_named_data: NamedDataLookup) ->
         find_named_data: looks up named data of the program.
 
     Raises:
-        PayloadError: there is no named data with a key, or the result of ``encode_parts`` is damaged. A damaged Ethos-U
-            payload is returned unchanged.
+        PayloadError: there is no named data for one of the keys, or the result of ``encode_parts`` is damaged. A
+            damaged Ethos-U payload is returned unchanged.
     """
     if bytes(payload[: len(_MAGIC)]) != _MAGIC:
         return inline_external_blocks(payload, find_named_data)

@@ -143,7 +143,7 @@ def read_tosa_payload(data: memoryview) -> TosaPayload:
 
 @dataclass(frozen=True)
 class TosaOperator:
-    """A TOSA operator in a flatbuffer. Constants are not represented as operators.
+    """An operator of a TOSA flatbuffer that is not a constant.
 
     Attributes:
         index: Vela's index of the operator, which counts all operators, including constants.

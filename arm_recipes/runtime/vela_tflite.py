@@ -6,8 +6,8 @@ NPU), scratch (region 1), fast scratch (region 2), and the inputs of the network
 
 Scratch is TFLite Micro's arena. The metadata ``OfflineMemoryAllocation`` holds the arena offset of each tensor,
 including inputs and outputs of the model. In memory mode ``Dedicated_Sram``, fast scratch is a separate tensor,
-which represents a separate memory of the NPU. In other modes, scratch and fast scratch are the same tensor. Only
-Vela's legacy core writes two tensors in these modes, too, but its commands do not address fast scratch there.
+which represents a separate memory of the NPU. In other modes, scratch and fast scratch are the same tensor. Vela's
+legacy core writes two tensors in these modes, too, but its commands do not address the second one.
 
 The private classes hold flatbuffer field numbers, under the names of TFLite's ``schema.fbs``.
 """

@@ -91,8 +91,9 @@ void visit_ifm(const Operation& op, Visit visit) {
   }
 }
 
-// Calls `visit(operand, region, start, end)` for the indices and rows of a DMA. Stops at the first invalid index, and
-// at the first address that is negative or near the limit of 64 bits: the execution of the DMA reports these errors.
+// Calls `visit(operand, region, start, end)` for the indices and rows of a DMA. Stops at the first index that is
+// invalid or outside its region, and at the first address that is negative or 2^62 or more: the execution of the
+// DMA reports these errors.
 template <typename Visit>
 void visit_dma(const Dma& d, const NpuState& state, Visit visit) {
   const int source = d.from_tables ? kTableRegion : d.source_region;

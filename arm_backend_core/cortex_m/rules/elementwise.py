@@ -87,7 +87,7 @@ def _finish(cx: KernelContext, node: Node, shape: Sequence[int], layout: Layout)
 
 @rule(aten.add.Tensor, aten.sub.Tensor)
 def add(cx: KernelContext) -> QuantizedValue:
-    """Sum or difference. The kernel converts both operands to one scale: twice the larger of their scales, / 2**20."""
+    """Sum or difference. The kernel converts both operands to one scale: 2 / 2**20 times the larger of their scales."""
     alpha = float(arguments_of(cx.node)["alpha"]) * (-1 if cx.node.target is aten.sub.Tensor else 1)
     return _add(cx, [cx.operand(argument) for argument in cx.node.args[:2]], alpha)
 

@@ -141,7 +141,7 @@ def _match_narrowing_cast(op: Op, rewriter: Rewriter) -> int | None:
 
 
 def _match_chained_cast(op: Op, rewriter: Rewriter) -> int | None:
-    """Match a CAST as ``_match_narrowing_cast`` does, if all its readers are of one kind: CAST or elementwise.
+    """Match a CAST as ``_match_narrowing_cast`` does, if all its readers are CASTs, or all of one elementwise kind.
 
     Bug ``chained_cast``: U85 executes a chain of elementwise operations without storing the results between them. If
     Vela puts the CAST and its reader into one chain, the CAST saturates as on U55. RESHAPEs may be between the two.

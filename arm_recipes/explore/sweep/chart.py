@@ -110,7 +110,7 @@ def _point_traces(rows: Sequence[Row], metric: str, x: str, y: str) -> list[dict
 
 
 def _log_ticks(values: Sequence[float | None]) -> list[float]:
-    """Return 1, 2 and 5 times each power of ten in the range of the positive values."""
+    """Return 1, 2 and 5 times each power of ten, from the one below to the one above the positive values."""
     positive = [value for value in values if value is not None and value > 0]
     if not positive:
         return []

@@ -21,8 +21,8 @@ from arm_recipes.types import Metric
 class DataSplit:
     """Calibration, search and test samples.
 
-    The parts that come from the argument ``samples`` of ``tune`` are disjoint. Exception: if only one of these samples
-    does not calibrate, it is both a search and a test sample.
+    The parts that come from the argument ``samples`` of ``tune`` are disjoint. Exception: without ``test_samples``, and
+    if only one of ``samples`` does not calibrate, this sample is both a search and a test sample.
 
     Attributes:
         calibration: samples that calibrate activation ranges.

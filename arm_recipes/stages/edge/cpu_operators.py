@@ -13,7 +13,7 @@ class CpuOperator:
     Attributes:
         operator: name of the operator.
         count: number of nodes.
-        reason: why they are not delegated; without a CPU kernel, why ExecuTorch cannot run them.
+        reason: why they are not delegated; in ``MethodReport.not_runnable``, why ExecuTorch cannot run them.
         sources: source lines in the user's model, without duplicates.
     """
 

@@ -47,7 +47,7 @@ _GATHER_INDICES, _GATHER_INDEX_MAX, _DMA_STRIDES, _DMA_COUNTS = (308, 0x437), 0x
 _MIN_CHAINED_STORAGE = 2  #: operands with the IFM storage modes 2 (chained) and 3 (scalar) are not in memory
 _CONSTANT_REGION = 0  #: the region of weights and other constants
 _ALIGNMENT_BYTES = 64
-#: Ethos-U weights are shared only if the shared region has at most this fraction of the sum of all methods' weights.
+#: Ethos-U weights are shared only if the shared region has at most this fraction of the weight bytes of all methods.
 _MAX_SHARED_FRACTION = 0.9
 _MIN_SHARED_BYTES = 1024  #: TOSA constants of fewer bytes are not shared
 

@@ -58,8 +58,8 @@ class EthosUBackend final : public BackendInterface {
 
   // Errors: InvalidArgument if the tensors differ from those of the payload, or the scratch in planned memory is not
   // aligned; MemoryAllocationFailed if there is too little scratch or fast scratch; DelegateInvalidCompatibility if the
-  // NPU has another number of MACs than the program; InvalidState if the driver has no NPU for the program; Internal if
-  // the driver or the NPU fails.
+  // NPU has another number of MACs than the program, or if the driver is built only for another kind of NPU;
+  // InvalidState if the driver otherwise has no NPU for the program; Internal if the driver or the NPU fails.
   Error execute(BackendExecutionContext& context, DelegateHandle* handle, Span<EValue*> args) const override;
 
   void destroy(DelegateHandle* handle) const override;

@@ -43,7 +43,7 @@ struct SpirvGraph {
 /// Returns null on success, otherwise the reason why the module is damaged. Checks the lengths of all instructions,
 /// that constants and graph operations refer to definitions of the right kind, and the types of the graph's inputs,
 /// outputs and constants. Does not check the number and the types of an operation's operands, nor the operands of
-/// OpCompositeConstruct and OpCompositeExtract. Only the Vulkan driver may check these.
+/// OpCompositeConstruct and OpCompositeExtract: these checks are left to the Vulkan driver.
 const char* read_spirv_graph(const uint32_t* words, size_t word_count, std::string_view name, SpirvGraph* graph);
 
 }  // namespace arm_runtime
