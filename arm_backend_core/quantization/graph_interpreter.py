@@ -24,8 +24,8 @@ class GraphInterpreter:
     """Runs a graph node by node, with less overhead than ``torch.fx.Interpreter``. Subclasses override the hooks.
 
     The interpreter computes only branches that are taken. With empty ``conditions``, it computes all branches. A node
-    that selects between the results of two branches then returns the result that its condition does not select, unless
-    that branch was taken before.
+    that selects between the results of two branches then returns the result that its condition does not select. If the
+    branch of this result is in ``taken_branches``, the node returns the result that its condition selects.
 
     Args:
         conditions: from ``find_branch_conditions``, or empty.

@@ -934,35 +934,43 @@ _SPREAD_EVALUATIONS = 6
 
 
 def _spread_of_merged_rescales(
-    follower: _TeacherForcedInterpreter,
-    program: ExportedProgram,
-    inputs: Sequence[Tensor],
-    ours: dict[str, Tensor],
-    constants: Collection[str],
+    program: ExportedProgram, ours: dict[str, Tensor], evaluate: Callable[[dict[str, Tensor]], list[Tensor]]
 ) -> list[Tensor]:
-    """Return by how much each output changes if requantized selections are rounded differently, by up to one step."""
-    names, derived = list[str](), set[torch.fx.Node]()
+    """Return by how much each output changes if requantized selections are rounded differently, by up to one step.
+
+    Args:
+        program: the program.
+        ours: the target's integers by quantize node.
+        evaluate: function that evaluates the program while following such integers, and returns its outputs.
+    """
+    selections, derived = list[str](), set[torch.fx.Node]()
+    followed = dict(ours)  # except the integers that are computed from selections
     for node in program.graph.nodes:
         if derived.intersection(node.all_input_nodes):
             derived.add(node)
-        elif node.name in ours and isinstance(node.args[0], torch.fx.Node):
-            source = overload_of(node.args[0].target)
-            if source is not None and source._schema.name in _SELECTIONS:
-                names.append(node.name)
-                derived.add(node)
-    followed = {name: value for name, value in ours.items() if name in names or name not in {x.name for x in derived}}
-    exact = _evaluate_following(follower, program, inputs, followed, constants)
+            followed.pop(node.name, None)
+        elif node.name in ours and _is_selection(node.args[0]):
+            selections.append(node.name)
+            derived.add(node)
+    exact = evaluate(followed)
     spreads = [torch.zeros(x.shape, dtype=torch.float64) for x in exact]
     generator = torch.Generator().manual_seed(0)
-    for _ in range(_SPREAD_EVALUATIONS if names else 0):
-        shifted = dict(followed)
-        for name in names:
-            steps, limits = torch.randint(-1, 2, ours[name].shape, generator=generator), torch.iinfo(ours[name].dtype)
-            shifted[name] = (ours[name].long() + steps).clamp(limits.min, limits.max).to(ours[name].dtype)
-        others = _evaluate_following(follower, program, inputs, shifted, constants)
-        for spread, x, y in zip(spreads, exact, others, strict=True):
+    for _ in range(_SPREAD_EVALUATIONS if selections else 0):
+        shifted = {name: _shift_by_a_step(ours[name], generator) for name in selections}
+        for spread, x, y in zip(spreads, exact, evaluate(followed | shifted), strict=True):
             torch.maximum(spread, (x.double() - y.double()).abs().nan_to_num(0.0), out=spread)
     return spreads
+
+
+def _is_selection(node: Any) -> bool:
+    overload = overload_of(node.target) if isinstance(node, torch.fx.Node) else None
+    return overload is not None and overload._schema.name in _SELECTIONS
+
+
+def _shift_by_a_step(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Add -1, 0 or 1 to each integer, within the range of the type."""
+    steps, limits = torch.randint(-1, 2, x.shape, generator=generator), torch.iinfo(x.dtype)
+    return (x.long() + steps).clamp(limits.min, limits.max).to(x.dtype)
 
 
 def _check_integer(program: ExportedProgram, inputs: Sequence[Tensor], outputs: Sequence[Tensor], target: str) -> None:
@@ -996,7 +1004,8 @@ def _check_integer(program: ExportedProgram, inputs: Sequence[Tensor], outputs: 
             share = f"{int((distance > 1).sum())} of {distance.numel()} elements"
             raise Failure("wrong", f"steps at {node.args[0].target}", f"{node.name}: {steps}, {share}")
     scales = _output_scales(program)
-    spreads = cache(lambda: _spread_of_merged_rescales(followers[1], program, inputs, ours, constants))
+    evaluate = partial(_evaluate_following, followers[1], program, inputs, constants=constants)
+    spreads = cache(lambda: _spread_of_merged_rescales(program, ours, evaluate))
     for i, (got, wanted, *others) in enumerate(zip(outputs, *expected, strict=True)):
         # Two consecutive RESCALEs are merged if no other operator reads the first result.
         close = (got.double() - wanted.double()).abs() <= 1.001 * scales[i]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -20,35 +19,24 @@ _DTYPES = (torch.float16, torch.float32, torch.int32)
 _SHAPES: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (((3, 4), ()), ((), (3, 4)), ((3, 4), (1,)), ((), ()))
 #: Arguments other than tensors, by the type of the ATen schema.
 _ARGUMENTS = {"number": 1.5, "float": 1.5, "int": 0, "bool": False}
-#: ``dim``, ``size`` and similar arguments of these operators do not fit the other arguments.
-_OTHER_ARGUMENTS_NEEDED = {torch.ops.aten._reshape_alias.default}
-_DECOMPOSITIONS = {
-    overload: record
-    for overload, record in aten_entries().items()
-    if isinstance(record, Composite) and not record.emits_nodes and overload not in _OTHER_ARGUMENTS_NEEDED
-}
+_REFUSALS = (RuntimeError, IndexError, TypeError, ValueError)  #: of PyTorch, for unsupported operands
 
 
-def _calls(overload: OpOverload) -> Iterator[list[Any]]:
-    """Required arguments with the first tensor of one shape and type, and the other tensors of another."""
-    kinds = [
-        str(argument.type)
-        for argument in overload._schema.arguments
-        if not argument.has_default_value() and not argument.kwarg_only
-    ]
-    if any(kind != "Tensor" and kind not in _ARGUMENTS for kind in kinds):
-        return
+def _required_kinds(overload: OpOverload) -> list[str]:
+    """Types of the required arguments in the ATen schema."""
+    arguments = overload._schema.arguments
+    return [str(x.type) for x in arguments if not x.has_default_value() and not x.kwarg_only]
+
+
+def _list_calls(overload: OpOverload) -> Iterator[list[Any]]:
+    """Yield arguments: the first tensor has one shape and type, and the other tensors have another."""
+    kinds = _required_kinds(overload)
+    first = kinds.index("Tensor")
     for shapes, dtypes in itertools.product(_SHAPES, itertools.product(_DTYPES, repeat=2)):
-        tensors = itertools.chain([(shapes[0], dtypes[0])], itertools.repeat((shapes[1], dtypes[1])))
         yield [
-            torch.full(shape, 1.5).to(dtype) if kind == "Tensor" else _ARGUMENTS[kind]
-            for kind, (shape, dtype) in zip(kinds, _one_for_each_tensor(kinds, tensors), strict=True)
+            torch.full(shapes[i != first], 1.5).to(dtypes[i != first]) if kind == "Tensor" else _ARGUMENTS[kind]
+            for i, kind in enumerate(kinds)
         ]
-
-
-def _one_for_each_tensor(kinds: list[str], tensors: Iterator[Any]) -> Iterator[Any]:
-    for kind in kinds:
-        yield next(tensors) if kind == "Tensor" else ((), torch.float32)
 
 
 def _describe(results: Any) -> list[Any]:
@@ -57,19 +45,40 @@ def _describe(results: Any) -> list[Any]:
     return [(x.dtype, tuple(x.shape)) if isinstance(x, Tensor) else None for x in results]
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("overload", _DECOMPOSITIONS, ids=str)
-def test_types_and_shapes_are_those_of_pytorch(overload: OpOverload) -> None:
-    record = _DECOMPOSITIONS[overload]
-    options = {"quantized": False} if "quantized" in inspect.signature(record.decompose).parameters else {}
-    for arguments in _calls(overload):
+_DECOMPOSITIONS = {
+    overload: record
+    for overload, record in aten_entries().items()
+    if isinstance(record, Composite)
+    and not record.emits_nodes
+    and "Tensor" in (kinds := _required_kinds(overload))
+    and {*kinds} <= {"Tensor", *_ARGUMENTS}
+}
+
+
+def _count_calls(overload: OpOverload) -> int:
+    """Compare the results of all calls that PyTorch and the decomposition support. Returns their number."""
+    record, count = _DECOMPOSITIONS[overload], 0
+    options = {"quantized": False} if record.takes_quantized else {}
+    for arguments in _list_calls(overload):
         try:
             expected = _describe(overload(*arguments))
-        except (RuntimeError, IndexError, TypeError, ValueError):  # PyTorch does not support this combination
+        except _REFUSALS:
             continue
         try:
             results = _describe(record.decompose(*arguments, **options))
         except Unsupported:
             continue
         operands = [(x.dtype, tuple(x.shape)) if isinstance(x, Tensor) else x for x in arguments]
-        assert [ours or theirs for ours, theirs in zip(results, expected, strict=True)] == expected, operands
+        assert [ours or theirs for ours, theirs in zip(results, expected, strict=True)] == expected, (
+            overload,
+            operands,
+        )
+        count += 1
+    return count
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_types_and_shapes_are_those_of_pytorch() -> None:
+    """PyTorch accepts these calls for every second decomposition. The others need, for example, square matrices."""
+    counts = [_count_calls(overload) for overload in _DECOMPOSITIONS]
+    assert sum(count > 0 for count in counts) >= 67

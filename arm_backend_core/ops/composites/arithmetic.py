@@ -121,8 +121,9 @@ def _build_zero_guarded_product(function: Callable[[Tensor], Tensor], at_zero: f
 
         Where x is 0, y is replaced by ``at_zero``, so that calibration observes no large or infinite function(y).
         """
-        x, y = (z if isinstance(z, Tensor) else torch.full((), z, dtype=(x * y).dtype) for z in (x, y))
-        if (dtype := (x * y).dtype).is_floating_point:  # a 0-dim y of a wider type does not widen the result
+        dtype = (x * y).dtype
+        x, y = (z if isinstance(z, Tensor) else torch.full((), z, dtype=dtype) for z in (x, y))
+        if dtype.is_floating_point:  # a 0-dim y of a wider type does not widen the result
             y = y.to(dtype)
         is_zero = x == 0 if quantized else (x == 0) & (y == y)
         return x * function(torch.where(is_zero, at_zero, y))

@@ -335,12 +335,12 @@ def cholesky_inverse(a: Tensor, upper: bool = False) -> Tensor:
     that an infinite element of L does not make the other results NaN.
     """
     n, lower = a.shape[-1], a.mT if upper else a
+    one = torch.ones((*a.shape[:-2], 1), dtype=a.dtype)
     rows: list[Tensor] = []  # row i of M up to the diagonal, i + 1 elements
     inverse = torch.zeros(a.shape, dtype=a.dtype)
     for i in range(n):
         products = [F.pad(lower[..., i, k, None] * row, (0, i - 1 - k)) for k, row in enumerate(rows)]
-        ones = torch.ones((*a.shape[:-2], 1), dtype=a.dtype)
-        row = torch.cat([-functools.reduce(torch.add, products), ones], -1) if products else ones
+        row = torch.cat([-functools.reduce(torch.add, products), one], -1) if products else one
         rows.append(row / lower[..., i, i, None])
         inverse = inverse + F.pad(rows[i].unsqueeze(-1) * rows[i].unsqueeze(-2), (0, n - 1 - i) * 2)
     return inverse
